@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.core.plan import encoded_share
 from gradwire.policies import Policy
+from gradwire.policies.adaptive import ENCODINGS
 
 
 def normal(
@@ -19,7 +21,11 @@ def normal(
 
 
 def set_ratio(policy: Policy, ratio: float) -> None:
-    """Has the next step sent with this share of the dense bytes, as after a restart."""
+    """Has the next step sent with at most this share of the dense bytes, as after a restart."""
     state: dict[str, Any] = policy.state_dict()
-    state["choice" if policy.name == "adaptive" else "ladder"]["ratio"] = ratio
+    if policy.name == "adaptive":
+        fits = [encoded_share(*each) <= ratio for each in ENCODINGS]
+        state["trials"].update(current=fits.index(True), untried=[])
+    else:
+        state["ladder"]["ratio"] = ratio
     policy.load_state_dict(state)

@@ -337,7 +337,8 @@ def test_a_committed_pull_keeps_replicas_alike_and_the_rest_with_its_aggregator(
 
 
 @pytest.mark.parametrize(
-    ("encoding", "kept"), [("f16", 1.0), ("bf16", 1.0), ("int8", 1.0), ("topk", 0.05)]
+    ("encoding", "kept"),
+    [("f16", 1.0), ("bf16", 1.0), ("half", 1.0), ("int8", 1.0), ("topk", 0.05)],
 )
 def test_encoded_results_are_alike_and_the_books_balance(
     three: Team, encoding: str, kept: float
@@ -369,6 +370,45 @@ def test_encoded_results_are_alike_and_the_books_balance(
     finally:
         for member in three.members:
             member.set_drop(0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("elements", [1, 721, 90_001])
+def test_numbers_of_two_bytes_are_summed_in_place_and_rounded_once(
+    three: Team, dtype: torch.dtype, elements: int
+) -> None:
+    """Under loss, with every kind of number: all bits, hence subnormals, infinities and NaN."""
+    chance = np.random.default_rng(elements)
+    codes = chance.integers(-(1 << 15), 1 << 15, (3, elements)).astype(np.int16)
+    tensors = [torch.from_numpy(each).view(dtype) for each in codes]
+    total = tensors[0].float()
+    for other in tensors[1:]:
+        total = total + other.float()
+    expected = (total * torch.tensor(1 / 3)).to(dtype)
+    encoding = "half" if dtype == torch.float16 else "bf16"
+    plan = TransferPlan.whole(elements, scale=1 / 3, encoding=encoding)
+    for member in three.members:
+        member.set_drop(0.05, 2.0, 3)
+    try:
+        reports = three.reduce(tensors, plan)
+    finally:
+        for member in three.members:
+            member.set_drop(0.0)
+    for tensor, report in zip(tensors, reports, strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=0.0, atol=0.0, equal_nan=True)
+        assert report.result_error.size == 0
+    halves = [np.full(elements, 1.5, np.float16) for _ in range(3)]
+    three.reduce(halves)  # without a plan
+    assert all((half == 4.5).all() for half in halves)
+
+
+@pytest.mark.parametrize("plan", [TransferPlan.whole(9), lossy(9, 0.0, encoding="f16")])
+def test_numbers_of_two_bytes_need_a_plan_of_their_own_encoding(
+    two: Team, plan: TransferPlan
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        two.members[0].all_reduce(torch.ones(9, dtype=torch.bfloat16), plan)
+    assert (refused.value.setting, refused.value.value) == ("plan.encoding", plan.encoding)
 
 
 def test_an_encoding_says_what_a_datagram_carries(two: Team) -> None:
@@ -869,7 +909,7 @@ def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (np.ones(4), TypeError, "float64"),
         (np.ones((4, 4), np.float32)[:, 1], ValueError, "contiguous"),
-        (torch.ones(4, dtype=torch.float16), TypeError, "float16"),
+        (torch.ones(4, dtype=torch.float64), TypeError, "float64"),
         (torch.ones(4, 4).t()[:2], ValueError, "contiguous"),
         ([1.0], TypeError, "list"),
     ],

@@ -286,7 +286,7 @@ def test_a_name_is_taken_once() -> None:
         ("optimizer", "option 'optimizer' would never be set"),
         ("name", "option 'name' hides Policy.name"),
         ("phases", "option 'phases' hides Policy.phases"),
-        ("rest", "option 'rest' hides Policy.rest, which"),
+        ("congested", "option 'congested' hides Policy.congested, which"),
     ],
 )
 def test_an_option_that_would_be_taken_for_another_is_refused(option: str, message: str) -> None:
@@ -354,7 +354,10 @@ def test_exact_regions_are_not_pooled() -> None:
         ({"schedule": ()}, "schedule=()"),
         ({"scale": float("inf")}, "scale=inf"),
         ({"seed": -1}, "seed=-1"),
-        ({"encoding": "f8"}, "encoding='f8': allowed are 'f32', 'f16', 'bf16', 'int8', 'topk'"),
+        (
+            {"encoding": "f8"},
+            "encoding='f8': allowed are 'f32', 'f16', 'bf16', 'int8', 'topk', 'half'",
+        ),
         ({"encoding": "topk", "kept": 0}, "kept=0: the share of elements kept is a number in (0,"),
         ({"encoding": "topk", "kept": "all"}, "kept='all'"),
         ({"class_dscp": (40,)}, "class_dscp=(40,) with order='sequential': only order='priority'"),

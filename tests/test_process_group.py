@@ -128,6 +128,27 @@ def test_what_is_not_finite_stays_so(three: Ranks) -> None:
     three.run(non_finite)
 
 
+def at_the_ends(rank: int, world: int) -> None:
+    """Sums among the subnormals, and sums that exceed the type's range or nearly do."""
+    for kind in (torch.float16, torch.bfloat16):
+        most, least = torch.finfo(kind).max, torch.finfo(kind).smallest_normal / 8
+        given = torch.ones(ELEMENTS, dtype=kind)
+        given[:4] = torch.tensor([most, -most, most / 4, (rank + 1) * least], dtype=kind)
+        total, mean = given.clone(), given.clone()
+        dist.all_reduce(total)
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        ends = [float("inf"), -float("inf"), 0.75 * most, 6 * least]
+        assert torch.equal(total[:4], torch.tensor(ends, dtype=kind))
+        # The sum is divided before it is rounded; of bfloat16 it has left the range of float32.
+        whole = most if kind == torch.float16 else float("inf")
+        ends = [whole, -whole, most / 4, 2 * least]
+        assert torch.equal(mean[:4], torch.tensor(ends, dtype=kind))
+
+
+def test_what_exceeds_the_range_becomes_infinite_and_subnormals_stay(three: Ranks) -> None:
+    three.run(at_the_ends)
+
+
 def around_min_bytes(rank: int, world: int) -> list[bool]:
     """Whether the engine carries each size, type and operation."""
     used = []

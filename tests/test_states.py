@@ -233,7 +233,7 @@ SAVED: dict[str, Any] = torch.load(
 SMALL = {"front.weight": 900, "front.bias": 50, "back.weight": 600}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("adaptive")])
 def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
     """Each was saved in the 7th step of two workers, as version 1 saved it."""
     policy, options = KINDS[kind]
@@ -253,6 +253,13 @@ def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
     begun = {"flush": False, "layer_steps": 0, "layer_squares": {}, "guarded": 0, "speaks_for": 1}
     assert same(again, {**begun, **expected})
     here.step([np.ones(sum(SMALL.values()), np.float32)] * 2)
+
+
+def test_a_state_of_adaptives_former_rule_is_refused() -> None:
+    """It holds what that rule knew, and no times of encodings."""
+    here = Job(2, SMALL, "adaptive", buckets=[2, 1], datagram=256)
+    with pytest.raises(ConfigError, match="trials"):
+        here.pipelines[0].load_state_dict(copy.deepcopy(SAVED["adaptive-layers"]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

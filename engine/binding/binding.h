@@ -26,6 +26,8 @@ using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <class T>
 using InputArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableArray = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// A bucket: float32, or the bits of numbers of two bytes as uint16.
+using BucketArray = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Gives a vector's memory to NumPy without a copy.
 template <class T, class Allocator>

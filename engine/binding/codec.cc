@@ -22,7 +22,8 @@ using namespace nb::literals;
 codec::Format parse_format(const std::string& encoding, double kept) {
   codec::Format format;
   format.encoding = parse<codec::Encoding>(
-      "encoding", encoding, std::array<std::string_view, 5>{"f32", "f16", "bf16", "int8", "topk"});
+      "encoding", encoding,
+      std::array<std::string_view, 6>{"f32", "f16", "bf16", "int8", "topk", "half"});
   format.kept = kept;
   if (const std::string wrong = format.validate(); !wrong.empty()) {
     throw nb::value_error(wrong.c_str());
@@ -71,7 +72,7 @@ void decode_chunks(const WritableArray& values, const InputArray<int64_t>& lengt
   const codec::Format format = parse_format(encoding, 1.0);
   if (format.plain() || format.encoding == codec::Encoding::topk) {
     throw nb::value_error(
-        ("encoding is \"" + encoding + "\"; allowed are f16, bf16, int8").c_str());
+        ("encoding is \"" + encoding + "\"; allowed are f16, bf16, int8, half").c_str());
   }
   const size_t head = format.bytes(0);
   const size_t width = format.bytes(1) - head;

@@ -62,7 +62,7 @@ class Engine {
   io::Loop& loop() { return *loop_; }
 
   void all_reduce(uint64_t op, uint16_t lane, uint64_t step, const Plan& plan,
-                  const WritableArray& data, const std::optional<InputArray<uint32_t>>& critical,
+                  const BucketArray& data, const std::optional<InputArray<uint32_t>>& critical,
                   const std::optional<InputArray<uint8_t>>& priorities,
                   const std::vector<double>& stats, int64_t timeout,
                   const std::string& timeout_from) {
@@ -71,12 +71,19 @@ class Engine {
                              std::to_string(plan.elements))
                                 .c_str());
     }
+    const bool narrow = data.dtype() == nb::dtype<uint16_t>();
+    if (!narrow && data.dtype() != nb::dtype<float>())
+      throw nb::value_error("data has another type than float32 and uint16");
+    if (narrow && !plan.result_format().is_type_of_two_bytes()) {
+      throw nb::value_error(
+          "data of uint16 needs a plan with a pull whose encoding is \"half\" or \"bf16\"");
+    }
     if (timeout <= 0) throw nb::value_error("timeout_ns must be positive");
     OpSpec spec;
     spec.op = checked_id(op, lane);
     spec.step = step;
     spec.plan = plan;
-    spec.data = data.data();
+    spec.data = {static_cast<uint8_t*>(data.data()), narrow};
     if (critical) spec.critical.assign(critical->data(), critical->data() + critical->shape(0));
     if (priorities)
       spec.priorities.assign(priorities->data(), priorities->data() + priorities->shape(0));
@@ -101,7 +108,7 @@ class Engine {
 
  private:
   std::shared_ptr<io::Loop> loop_;
-  std::unordered_map<uint64_t, WritableArray> held_;
+  std::unordered_map<uint64_t, BucketArray> held_;
 };
 
 EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,

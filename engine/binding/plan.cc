@@ -160,7 +160,8 @@ Array<float> round_trip(const Plan& plan, const InputArray<float>& values, uint3
   return to_array(std::move(out));
 }
 
-// Replaces each counted chunk by the error of its encoding, or by zeros if a value is not finite.
+// Replaces each counted chunk by the error of its encoding, or by zeros if a value is not finite or
+// exceeds the encoding's range.
 void keep_encoding_error(const Plan& plan, const WritableArray& values,
                          const InputArray<uint8_t>& counted, uint32_t datagram_bytes,
                          uint16_t aggregators) {
@@ -178,13 +179,14 @@ void keep_encoding_error(const Plan& plan, const WritableArray& values,
     if (counted.data()[c] == 0) continue;
     float* const sent = values.data() + grid.offset[c];
     const uint32_t length = grid.length(c);
-    if (plan.format.plain() || !reduce::all_finite(sent, length)) {
+    if (plan.format.plain()) {
       std::fill_n(sent, length, 0.0f);
       continue;
     }
     codec::encode(plan.format, sent, length, payload.data());
     codec::decode(plan.format, payload.data(), length, decoded.data());
     reduce::subtract(sent, decoded.data(), length);
+    if (!reduce::all_finite(sent, length)) std::fill_n(sent, length, 0.0f);
   }
 }
 

@@ -31,6 +31,7 @@ size_t Format::bytes(uint32_t elements) const {
     case Encoding::f16:
       return kF16Prefix + size_t{2} * elements;
     case Encoding::bf16:
+    case Encoding::half:
       return size_t{2} * elements;
     case Encoding::int8:
       return kInt8Prefix + elements;
@@ -50,6 +51,7 @@ uint32_t Format::chunk_elements(size_t bytes) const {
       most = (bytes - kF16Prefix) / 2;
       break;
     case Encoding::bf16:
+    case Encoding::half:
       most = bytes / 2;
       break;
     case Encoding::int8:
@@ -82,6 +84,9 @@ void encode(const Format& format, const float* values, uint32_t count, uint8_t* 
     case Encoding::topk:
       encode_topk(values, count, format.entries(count), out);
       return;
+    case Encoding::half:
+      encode_half(values, count, out);
+      return;
   }
 }
 
@@ -90,6 +95,7 @@ bool valid(const Format& format, std::span<const uint8_t> payload, uint32_t coun
   switch (format.encoding) {
     case Encoding::f32:
     case Encoding::bf16:
+    case Encoding::half:
       return true;
     case Encoding::f16:
       return valid_f16(payload.data());
@@ -117,6 +123,9 @@ void decode(const Format& format, const uint8_t* payload, uint32_t count, float*
       return;
     case Encoding::topk:
       decode_topk(payload, count, format.entries(count), out);
+      return;
+    case Encoding::half:
+      decode_half(payload, count, out);
       return;
   }
 }

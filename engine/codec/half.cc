@@ -20,6 +20,8 @@ constexpr int kMostShift = 126;  // 2^shift and 2^-shift are normal floats
 // decode to 2^128.
 constexpr auto kMostHalf = std::bit_cast<uint32_t>(65'504.0f);
 constexpr auto kMostAtTheTop = std::bit_cast<uint32_t>(32'752.0f);
+// Without a limit: 2^16 and what rounds to it have the bits of infinity.
+constexpr auto kNoLimit = std::bit_cast<uint32_t>(65'536.0f);
 
 struct Shift {
   int16_t shift;
@@ -33,7 +35,7 @@ Shift choose_shift(const float* values, uint32_t count) {
   return {static_cast<int16_t>(shift), shift == kLeastShift ? kMostAtTheTop : kMostHalf};
 }
 
-// Rounds to nearest even; finite values stay within ±65504.
+// Rounds to nearest even; finite values stay within the limit.
 inline uint16_t to_half(float value, uint32_t limit) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & kMagnitude;
@@ -100,9 +102,8 @@ GRADWIRE_VECTORISED void encode_bf16(const float* values, uint32_t count, uint8_
     const uint32_t bits = std::bit_cast<uint32_t>(values[i]);
     const uint32_t magnitude = bits & kMagnitude;
     const uint32_t rounded = (magnitude + 0x7fffu + ((magnitude >> 16) & 1u)) >> 16;
-    const uint32_t finite = std::min(rounded, 0x7f7fu);
     const uint32_t special = magnitude > kInfinity ? 0x7fc0u : 0x7f80u;
-    out[i] = static_cast<uint16_t>((magnitude < kInfinity ? finite : special) |
+    out[i] = static_cast<uint16_t>((magnitude < kInfinity ? rounded : special) |
                                    ((bits & kSignBit) >> 16));
   }
 }
@@ -111,6 +112,14 @@ GRADWIRE_VECTORISED void decode_bf16(const uint8_t* bytes, uint32_t count, float
   const LooseHalf* in = reinterpret_cast<const LooseHalf*>(bytes);
   for (uint32_t i = 0; i < count; ++i)
     out[i] = std::bit_cast<float>(static_cast<uint32_t>(in[i]) << 16);
+}
+
+void encode_half(const float* values, uint32_t count, uint8_t* out) {
+  pack_halves(values, count, 1.0f, kNoLimit, out);
+}
+
+void decode_half(const uint8_t* payload, uint32_t count, float* out) {
+  unpack_halves(payload, count, 1.0f, out);
 }
 
 }  // namespace gradwire::codec

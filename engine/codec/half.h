@@ -1,4 +1,4 @@
-// The codecs f16 and bf16.
+// The codecs f16, bf16 and half.
 #pragma once
 
 #include <cstddef>
@@ -14,5 +14,8 @@ void decode_f16(const uint8_t* payload, uint32_t count, float* out);
 
 void encode_bf16(const float* values, uint32_t count, uint8_t* out);
 void decode_bf16(const uint8_t* payload, uint32_t count, float* out);
+
+void encode_half(const float* values, uint32_t count, uint8_t* out);
+void decode_half(const uint8_t* payload, uint32_t count, float* out);
 
 }  // namespace gradwire::codec

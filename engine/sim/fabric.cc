@@ -119,7 +119,7 @@ void Fabric::start(uint16_t worker, OpSpec spec, std::vector<float> data, Nanos 
   run.spec = std::move(spec);
   run.input = data;
   run.data = std::move(data);
-  run.spec.data = run.data.data();
+  run.spec.data = {reinterpret_cast<uint8_t*>(run.data.data())};
   if (!hosts_[worker].dead) ++open_runs_;
   push(std::max(at, now_), Event::Kind::start, slots[worker]);
 }

@@ -17,7 +17,7 @@ PREFIX = struct.Struct("<I")
 SPENDS = ("nothing", "late", "lost", "anything")
 PULLS = ("exact", "committed", "none", "lossy")
 CONTROLS = ("stream", "probe")
-ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
+ENCODINGS = ("f32", "f16", "bf16", "int8", "topk", "half")
 
 
 def packet(

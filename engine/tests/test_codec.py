@@ -15,11 +15,13 @@ from scenarios import Array, same_bits
 F32_MAX = float(np.finfo(np.float32).max)
 TINY = float(np.finfo(np.float32).tiny)
 LOSSY = ["f16", "bf16", "int8"]
+BF16_MAX = float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0])
 KEPT = 0.1
 BYTES = {
     "f32": lambda n: 4 * n,
     "f16": lambda n: 2 + 2 * n,
     "bf16": lambda n: 2 * n,
+    "half": lambda n: 2 * n,
     "int8": lambda n: 4 + n,
     "topk": lambda n: 6 * entries(n),
 }
@@ -62,6 +64,7 @@ def allowed_error(values: Array, encoding: str) -> Any:
 
 wide = st.floats(width=32)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+held = st.floats(-BF16_MAX, BF16_MAX, width=32)
 gradient = st.floats(-1.0, 1.0, width=32)
 
 
@@ -76,7 +79,7 @@ def test_f32_is_the_bits_themselves(values: Array) -> None:
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-@given(values=st.one_of(arrays(finite), arrays(gradient)))
+@given(values=st.one_of(arrays(held), arrays(gradient)))
 def test_the_error_is_bounded_and_what_is_finite_stays_finite(encoding: str, values: Array) -> None:
     back = there_and_back(values, encoding)
     assert np.isfinite(back).all()
@@ -88,7 +91,7 @@ def test_the_error_is_bounded_and_what_is_finite_stays_finite(encoding: str, val
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-@given(values=arrays(wide))
+@given(values=arrays(st.one_of(held, st.sampled_from([np.nan, np.inf, -np.inf]))))
 def test_what_is_not_finite_passes_unchanged(encoding: str, values: Array) -> None:
     back = there_and_back(values, encoding)
     assert (np.isnan(back) == np.isnan(values)).all()
@@ -140,8 +143,32 @@ def test_halves_are_ieee_halves_to_nearest_even() -> None:
 def test_bfloats_are_rounded_to_nearest_even() -> None:
     values = np.float32([1.0, 1.00390625, 1.01171875, -1.00390625, 1.0039064, F32_MAX])
     back = there_and_back(values, "bf16")
-    most = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
-    np.testing.assert_array_equal(back, [1.0, 1.0, 1.015625, -1.0, 1.0078125, most])
+    np.testing.assert_array_equal(back, [1.0, 1.0, 1.015625, -1.0, 1.0078125, np.inf])
+    assert there_and_back(np.float32([BF16_MAX]), "bf16")[0] == BF16_MAX
+
+
+@given(values=arrays(st.one_of(wide, st.floats(-70_000.0, 70_000.0, width=32), gradient)))
+def test_halves_are_rounded_as_ieee_754_does(values: Array) -> None:
+    """Subnormals and what becomes infinite included; a NaN stays one."""
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16)
+    numbers = ~np.isnan(values)
+    payload = np.frombuffer(_engine.encode_chunk(values, "half"), np.float16)
+    assert same_bits(payload[numbers].astype(np.float32), expected[numbers].astype(np.float32))
+    assert np.isnan(payload[~numbers]).all()
+
+
+@pytest.mark.parametrize("encoding", ["half", "bf16"])
+def test_all_numbers_of_a_type_of_two_bytes_pass_unchanged(encoding: str) -> None:
+    codes = np.concatenate([np.arange(0x8000, dtype=np.uint16), [np.uint16(0xFC00)]])
+    payload = codes.tobytes()
+    count = len(payload) // 2
+    values = _engine.decode_chunk(payload, count, encoding)
+    again = np.frombuffer(_engine.encode_chunk(values, encoding), np.uint16)
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(again[numbers], codes[numbers])
+    if encoding == "half":
+        assert same_bits(values[numbers], codes.view(np.float16).astype(np.float32)[numbers])
 
 
 def test_int8_reaches_its_ends() -> None:
@@ -233,6 +260,7 @@ def test_the_same_values_are_the_same_bytes(encoding: str, values: Array) -> Non
         ("f32", 1.0, 361),
         ("f16", 1.0, 721),
         ("bf16", 1.0, 722),
+        ("half", 1.0, 722),
         ("int8", 1.0, 1440),
         ("topk", 1.0, 240),
         ("topk", 0.1, 2400),

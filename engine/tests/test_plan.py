@@ -38,7 +38,10 @@ from scenarios import plan
         ({"control": "ask"}, 'control is "ask"; allowed are "stream", "probe"'),
         ({"control": "probe", "spend": "lost"}, 'spend is "lost" with control "probe"'),
         ({"scale": float("inf")}, "scale"),
-        ({"encoding": "f8"}, 'encoding is "f8"; allowed are "f32", "f16", "bf16", "int8", "topk"'),
+        (
+            {"encoding": "f8"},
+            'encoding is "f8"; allowed are "f32", "f16", "bf16", "int8", "topk", "half"',
+        ),
         ({"encoding": "topk", "kept": 0.0}, "kept"),
         ({"encoding": "topk", "kept": 1.1}, "kept"),
         ({"encoding": "topk", "kept": float("nan")}, "kept"),

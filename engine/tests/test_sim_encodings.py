@@ -23,6 +23,7 @@ from scenarios import (
 ENCODINGS: dict[str, dict[str, Any]] = {
     "f16": {"encoding": "f16"},
     "bf16": {"encoding": "bf16"},
+    "half": {"encoding": "half"},
     "int8": {"encoding": "int8"},
     "topk": {"encoding": "topk", "kept": 0.05},
 }
@@ -189,6 +190,7 @@ def test_the_wire_carries_fewer_bytes() -> None:
     # A worker's count ends with its own op, perhaps before it has sent its last results.
     assert sent["f16"] == pytest.approx(sent["f32"] / 2, rel=0.05)
     assert sent["bf16"] == pytest.approx(sent["f32"] / 2, rel=0.05)
+    assert sent["half"] == pytest.approx(sent["f32"] / 2, rel=0.05)
     assert sent["int8"] == pytest.approx(sent["f32"] / 4, rel=0.05)
     assert sent["topk"] == pytest.approx(sent["f32"] * 0.05 * 6 / 4, rel=0.1)
 
@@ -275,6 +277,7 @@ def forged(session: int, source: int, kind: int, number: int, chunk: int, payloa
 BAD_PAYLOADS = {
     "f16": b"\xff\x7f" + bytes(2 * 721),
     "bf16": bytes(2 * 722 - 1),
+    "half": bytes(2 * 722 - 1),
     "int8": b"\x00\x00\xc0\x7f" + bytes(1440),
     "topk": bytes(6 * 240),
 }

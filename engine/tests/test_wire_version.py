@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (6, "57cec2ccc033f623")
+FORMATS = (7, "57cec2ccc033f623")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
@@ -22,7 +22,15 @@ def fingerprint() -> str:
     return hashlib.sha256("".join(text.split()).encode()).hexdigest()[:16]
 
 
-CONTENTS = (6, "56d954234216e833")
+ENCODINGS = (
+    ("f32", 1.0),
+    ("f16", 1.0),
+    ("bf16", 1.0),
+    ("int8", 1.0),
+    ("topk", 0.1),
+    ("half", 1.0),
+)
+CONTENTS = (7, "e7a4774a2ba91531")
 """The version, and the fingerprint of encoded chunks and of plans."""
 
 
@@ -31,7 +39,7 @@ def contents() -> str:
     ramp = np.linspace(-3.0, 5.0, 61, dtype=np.float32)
     values = np.concatenate([ramp, np.float32([0.0, 1e-30, 1e30, np.inf, -np.inf, np.nan])])
     digest = hashlib.sha256()
-    for encoding, kept in (("f32", 1.0), ("f16", 1.0), ("bf16", 1.0), ("int8", 1.0), ("topk", 0.1)):
+    for encoding, kept in ENCODINGS:
         digest.update(_engine.encode_chunk(values, encoding, kept))
         digest.update(_engine.encode_chunk(ramp, encoding, kept))
         plan = _engine.Plan(

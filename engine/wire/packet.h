@@ -19,7 +19,7 @@
 namespace gradwire::wire {
 
 // The protocol version. Every change of a packet's format or meaning raises it.
-inline constexpr uint8_t kVersion = 6;
+inline constexpr uint8_t kVersion = 7;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 // Bytes: the smallest datagram size that a job or a path may have.

@@ -31,8 +31,8 @@ class Plan:
         scale: Factor of each finished sum (1 / world size for an average).
         seed: Seed of the shuffled order.
         encoding: Encoding of pushed chunks and of results: "f32", "f16" (with a power-of-two scale
-            per chunk), "bf16", "int8" (with a scale per chunk) or "topk". Under pull "none" results
-            stay f32.
+            per chunk), "bf16" and "half" (as IEEE 754 rounds), "int8" (with a scale per chunk) or
+            "topk". Under pull "none" results stay f32.
         kept: Share of each chunk's elements, the largest magnitudes, that "topk" sends.
         class_dscp: DSCPs of the datagrams of each class (order "priority" only), up to 8 from 0 to
             63, the last one for all further classes; empty for the engine's.
@@ -155,9 +155,9 @@ def decode_chunks(
         values: For the values.
         lengths: The chunks' lengths in elements.
         heads: The bytes of the payloads (engine/codec/codec.h) that come before the elements: the
-            shift of f16, the scale of int8, nothing for bf16.
+            shift of f16, the scale of int8, nothing for bf16 and half.
         codes: The bytes of the elements.
-        encoding: "f16", "bf16" or "int8".
+        encoding: "f16", "bf16", "half" or "int8".
 
     Raises:
         ValueError: Sizes do not fit, or a head is invalid.
@@ -272,7 +272,7 @@ class Engine:
         lane: int = 0,
         step: int,
         plan: Plan,
-        data: NDArray[np.float32],
+        data: NDArray[np.float32] | NDArray[np.uint16],
         critical: NDArray[np.uint32] | None = None,  # chunk ids that must count
         priorities: NDArray[np.uint8] | None = None,  # class of each chunk, 0 (first) to 7
         stats: Sequence[float] = (),  # up to 8: first four are summed, last four maximised
@@ -283,8 +283,10 @@ class Engine:
 
         The caller keeps `data` alive and untouched until the Completion. The ops of a lane are
         numbered 0, 1, 2, … alike on all workers; those of different lanes may start in any order.
+        Data of uint16 are the bits of the numbers that the plan's encoding sends, half or bf16.
 
         Raises:
+            ValueError: The data do not fit the plan.
             RuntimeError: The engine has failed or is closed.
         """
     def next_completion(self, timeout_ns: int) -> Completion | None:

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/elements.h"
 #include "proto/base/failure.h"
 #include "proto/base/overhead.h"
 #include "proto/base/time.h"
@@ -78,7 +79,7 @@ struct OpSpec {
   uint64_t op = 0;  // its id (proto/plan/lanes.h)
   uint64_t step = 0;
   Plan plan;
-  float* data = nullptr;           // plan.elements values, replaced by the result
+  codec::Elements data;            // plan.elements values, replaced by the result
   std::vector<uint32_t> critical;  // chunk ids
   // Order priority: the class of each chunk, 0 first; empty: all alike.
   std::vector<uint8_t> priorities;

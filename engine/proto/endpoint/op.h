@@ -41,7 +41,7 @@ struct WorkerPart {
 // AggregatorPart is an op at the endpoint that sums one shard of it. Its vectors are by worker.
 struct AggregatorPart {
   AggregatorPart(const Plan& plan, const Grid& grid, uint16_t own_shard, uint16_t workers, int self,
-                 const float* own, Memory& memory, std::span<const uint8_t> priorities)
+                 codec::Elements own, Memory& memory, std::span<const uint8_t> priorities)
       : shard(own_shard),
         sum(plan, grid, grid.shards[own_shard], workers, self, own, memory, priorities),
         passes(plan.control == Control::probe ? workers : 0),

@@ -116,7 +116,7 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
     return {"plan: shards has " + std::to_string(shards) + " entries; one for each of " +
                 std::to_string(config.aggregators()) + " aggregators is needed",
             -1, Cause::plan};
-  if (!spec.data) return {"data is null"};
+  if (!spec.data.bytes) return {"data is null"};
   if (std::string wrong = check_messages(spec); !wrong.empty()) return {wrong};
   const uint64_t chunks = Grid::count(spec.plan, config.datagram_bytes);
   if (std::string wrong = check_priorities(spec.plan, chunks, spec.priorities); !wrong.empty())

@@ -46,7 +46,8 @@ void report_chunks(Op& op, OpReport& r) {
       r.applied[c] = pull.wanted(c) && pull.has(c);
       if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
       if (pull.takes_results() && !r.applied[c])
-        std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
+        std::memset(op.spec.data.at(op.grid.offset[c]), 0,
+                    op.spec.data.width() * op.grid.length(c));
     }
   }
   for (uint32_t i = 0; i < plan.regions.size(); ++i) {
@@ -190,8 +191,13 @@ void Endpoint::Impl::try_commit(Op& op, Nanos now) {
 // Writes a result over the worker's own values, which are decided by now.
 void Endpoint::Impl::apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now) {
   if (op.worker->first_result == 0) op.worker->first_result = now;
-  codec::decode(op.spec.plan.result_format(), payload, op.grid.length(chunk),
-                op.spec.data + op.grid.offset[chunk]);
+  const codec::Format format = op.spec.plan.result_format();
+  uint8_t* const to = op.spec.data.at(op.grid.offset[chunk]);
+  const uint32_t length = op.grid.length(chunk);
+  if (op.spec.data.are_payloads(format))
+    std::memcpy(to, payload, format.bytes(length));
+  else
+    codec::decode(format, payload, length, reinterpret_cast<float*>(to));
 }
 
 // The first op that lacks something which only this peer can send, or null.

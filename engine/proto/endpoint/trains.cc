@@ -240,14 +240,14 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
   if (aggregator != kNoAggregator &&
       op.worker->push[aggregator]->next(chunk.id, chunk.again, fresh)) {
     const codec::Format& format = op.spec.plan.format;
-    const float* values = op.spec.data + op.grid.offset[chunk.id];
-    chunk.encoded = !format.plain();
-    chunk.payload = values;
+    const uint64_t first = op.grid.offset[chunk.id];
+    chunk.encoded = !op.spec.data.are_payloads(format);
+    chunk.payload = op.spec.data.at(first);
     if (chunk.encoded) {
       // It is encoded whenever it is sent; its values stay the same until it is decided.
       if (scratch.encoded.empty()) scratch.encoded.resize(Train::kMaxBytes);
       uint8_t* const at = scratch.encoded.data() + train.total_bytes;
-      codec::encode(format, values, op.grid.length(chunk.id), at);
+      codec::encode(format, op.spec.data.floats(first), op.grid.length(chunk.id), at);
       chunk.payload = at;
     }
     if (!op.spec.priorities.empty())

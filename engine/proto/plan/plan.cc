@@ -199,7 +199,7 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
                      read_choice(reader, Order::priority, out.order) &&
                      read_choice(reader, Pull::lossy, out.pull) &&
                      read_choice(reader, Control::probe, out.control) &&
-                     read_choice(reader, codec::Encoding::topk, out.format.encoding);
+                     read_choice(reader, codec::Encoding::half, out.format.encoding);
   if (!known) return false;
   out.format.kept = reader.get<double>();
   const auto dscps = reader.take(reader.get<uint8_t>());

@@ -7,7 +7,7 @@
 namespace gradwire {
 
 Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                       uint16_t workers, int self, const float* own, Memory& memory,
+                       uint16_t workers, int self, codec::Elements own, Memory& memory,
                        std::span<const uint8_t> priorities)
     : plan_(plan),
       grid_(grid),

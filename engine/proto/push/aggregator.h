@@ -30,7 +30,8 @@ class Aggregator {
   // classes of its chunks when the plan's order is priority. Spans and references outlive the
   // aggregator.
   Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers,
-             int self, const float* own, Memory& memory, std::span<const uint8_t> priorities = {});
+             int self, codec::Elements own, Memory& memory,
+             std::span<const uint8_t> priorities = {});
   Aggregator(const Aggregator&) = delete;
   Aggregator& operator=(const Aggregator&) = delete;
 

@@ -8,7 +8,8 @@
 
 namespace gradwire {
 
-ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, const float* own)
+ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+                   codec::Elements own)
     : plan_(plan),
       grid_(grid),
       begin_(shard.begin),
@@ -31,7 +32,7 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
 }
 
 const float* ShardSum::own(uint32_t local) {
-  const float* values = own_ + grid_.offset[begin_ + local];
+  const float* values = own_.floats(grid_.offset[begin_ + local]);
   if (plan_.format.plain()) return values;
   codec::encode(plan_.format, values, length(local), payload_.data());
   codec::decode(plan_.format, payload_.data(), length(local), own_values_.data());
@@ -43,7 +44,10 @@ void ShardSum::start(uint32_t local, const uint8_t* payload) {
 }
 
 void ShardSum::start_with_own(uint32_t local) {
-  std::memcpy(sum(local), own(local), codec::f32_bytes(length(local)));
+  if (own_.narrow)
+    start(local, own_memory(local));
+  else
+    std::memcpy(sum(local), own(local), codec::f32_bytes(length(local)));
 }
 
 void ShardSum::add(uint32_t local, const uint8_t* payload) {
@@ -51,7 +55,10 @@ void ShardSum::add(uint32_t local, const uint8_t* payload) {
 }
 
 void ShardSum::add_own(uint32_t local) {
-  reduce::add(sum(local), own(local), length(local));
+  if (own_.narrow)
+    add(local, own_memory(local));
+  else
+    reduce::add(sum(local), own(local), length(local));
 }
 
 void ShardSum::start_pair(uint32_t local, const uint8_t* payload) {
@@ -68,17 +75,16 @@ void ShardSum::finish(uint32_t local, double factor) {
   if (encodes_) encode(local);
 }
 
-// The encoding's error stays in sum_; a chunk with values that are not finite leaves none.
+// The encoding's error stays in sum_. A chunk leaves none where a value is not finite, or exceeds
+// the encoding's range.
 void ShardSum::encode(uint32_t local) {
   const uint32_t count = length(local);
   uint8_t* const payload = results_.data() + result_at_[local];
   codec::encode(plan_.format, sum(local), count, payload);
-  if (!reduce::all_finite(sum(local), count)) {
-    std::fill_n(sum(local), count, 0.0f);
-    return;
-  }
+  if (!keeps_error()) return;
   codec::decode(plan_.format, payload, count, decoded_.data());
   reduce::subtract(sum(local), decoded_.data(), count);
+  if (!reduce::all_finite(sum(local), count)) std::fill_n(sum(local), count, 0.0f);
 }
 
 std::vector<float> ShardSum::result(uint32_t local) const {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "codec/elements.h"
 #include "proto/base/zeroed.h"
 #include "proto/plan/grid.h"
 #include "proto/plan/plan.h"
@@ -14,8 +15,8 @@ namespace gradwire {
 
 class ShardSum {
  public:
-  // `own`: the values of the worker in this process, of the whole op; null where there is none.
-  ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, const float* own);
+  // `own`: the values of the worker in this process, of the whole op; none at a server.
+  ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, codec::Elements own);
 
   // ---- contributions; chunks are counted from the shard's first
   // The first contribution.
@@ -34,23 +35,26 @@ class ShardSum {
                     : reinterpret_cast<const uint8_t*>(sum(local));
   }
   std::vector<float> result(uint32_t local) const;
-  // The encoding's error by element of the shard; empty when results are not encoded. Call it once,
-  // after all chunks are final.
-  Zeroed<float> take_error() { return encodes_ ? std::move(sum_) : Zeroed<float>{}; }
+  // The encoding's error by element of the shard; empty when results are not encoded, or are of the
+  // own values' type, which keeps no more. Call it once, after all chunks are final.
+  Zeroed<float> take_error() { return keeps_error() ? std::move(sum_) : Zeroed<float>{}; }
 
  private:
   uint32_t length(uint32_t local) const { return grid_.length(begin_ + local); }
   size_t place(uint32_t local) const { return grid_.offset[begin_ + local] - grid_.offset[begin_]; }
   const float* sum(uint32_t local) const { return sum_.data() + place(local); }
   float* sum(uint32_t local) { return sum_.data() + place(local); }
-  // The own worker's chunk as others would receive it; valid until the next call.
+  // The own worker's chunk as others would receive it, which are not narrow; valid until the next
+  // call.
   const float* own(uint32_t local);
+  uint8_t* own_memory(uint32_t local) const { return own_.at(grid_.offset[begin_ + local]); }
+  bool keeps_error() const { return encodes_ && !own_.narrow; }
   void encode(uint32_t local);
 
   const Plan& plan_;
   const Grid& grid_;
   uint32_t begin_;
-  const float* own_;
+  codec::Elements own_;
   bool encodes_;  // results are encoded
   // By element of the shard: the sum; after a result was encoded, the encoding's error.
   Zeroed<float> sum_;

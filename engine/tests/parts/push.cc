@@ -108,7 +108,7 @@ void bind_push(nb::module_& module) {
           [](Aggregator* self, const Plan& plan, const Grid& grid, size_t shard, uint16_t workers,
              Memory& memory) {
             new (self) Aggregator(plan, grid, grid.shards.at(shard), workers, Aggregator::kNoSelf,
-                                  nullptr, memory);
+                                  {}, memory);
           },
           "plan"_a, "grid"_a, "aggregator"_a, "workers"_a, "memory"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>())

@@ -19,8 +19,8 @@ __all__ = ["GAUGES", "LAST_EPOCH", "PHASES", "Ballot", "Phase", "Summary", "scal
 Phase = Literal["critical", "tolerant"]
 PHASES = ("critical", "tolerant")
 
-GAUGES = ("lost", "rest", "rtprop", "slowness")
-"""What the gauge value of a ballot holds: in step s it is GAUGES[s % 4]."""
+GAUGES = ("lost", "block", "rtprop", "block", "slowness", "block")
+"""What the gauge value of a ballot holds: in step s it is GAUGES[s % 6]."""
 
 LAST_EPOCH = 1 << 32
 
@@ -71,8 +71,8 @@ class Ballot:
         push_s: Duration of this bucket's last push in seconds; 0 when it is not known, infinite
             when not everything arrived. The maximum over the workers counts, as of all that follow.
         gauge: The value that GAUGES names for this step: the largest share of a step that was lost
-            since this was last sent, `Policy.rest`, RTprop in seconds, or the inverse of BtlBw in
-            seconds per byte; 0 when it is not known.
+            since this was last sent, the seconds of the last two steps, RTprop in seconds, or the
+            inverse of BtlBw in seconds per byte; 0 when it is not known.
         applied_square: Squared norm of the last step's applied gradient; None before there is one.
         epoch: The newest epoch that this worker has begun, -1 for none.
         scale: What the worker's gradients are multiplied by (`scales_differ`). None for a worker
@@ -214,8 +214,7 @@ class Summary:
         lost: Largest share of a step that a worker lost since this was last sent. This and the
             next three take turns (GAUGES) and are None in other steps and when not known.
         rtprop_s: Largest RTprop of any rank in seconds.
-        rest: Largest share of a dense step that does not pass with waiting for its transfer
-            (`Policy.rest`).
+        block_s: Seconds that the last two steps took at the slowest worker.
         btlbw: Smallest BtlBw of any rank in bytes per second.
         layers: Fresh norm of each layer, as the root of the mean square over the workers and over
             the steps since the detector "layers" last decided; None in steps in which it does not.
@@ -233,7 +232,7 @@ class Summary:
     pushes: tuple[float, ...] = ()
     lost: float | None = None
     rtprop_s: float | None = None
-    rest: float | None = None
+    block_s: float | None = None
     btlbw: float | None = None
     layers: Mapping[str, float] | None = None
 
@@ -293,6 +292,6 @@ class Summary:
             pushes=tuple(pushes),
             lost=gauge if name == "lost" else None,
             rtprop_s=gauge if name == "rtprop" and gauge > 0 else None,
-            rest=gauge if name == "rest" else None,
+            block_s=gauge if name == "block" and gauge > 0 else None,
             btlbw=1.0 / gauge if name == "slowness" and gauge > 0 else None,
         )

@@ -63,8 +63,8 @@ SMALLEST_DATAGRAM = 256
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
 TRANSFORMS = ("none", "hadamard")
-ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
-_ENCODED_SHARES = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "int8": 0.25}
+ENCODINGS = ("f32", "f16", "bf16", "int8", "topk", "half")
+_ENCODED_SHARES = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "half": 0.5, "int8": 0.25}
 TOPK_SHARE = 6.0 / 4.0
 """Bytes of an element under top-k (a value and a 16-bit index) relative to those of a float32."""
 
@@ -294,7 +294,7 @@ class TransferPlan:
     """One transfer as all ranks agree on it.
 
     Attributes:
-        elements: Number of float32 elements of the bucket.
+        elements: Number of elements of the bucket.
         regions: The regions in order, covering [0, elements).
         spend: Which missing chunks may be given up (docs/design.md).
         schedule: When a region may close.
@@ -485,15 +485,28 @@ class TransferPlan:
             pruned=0.0,
         )
 
+    def in_width_of(self, encoding: str) -> TransferPlan:
+        """Returns the same transfer of a bucket whose elements this encoding carries unchanged.
+
+        Where they are of a type of two bytes ("half", "bf16"), they travel in that type instead of
+        f32, and instead of f16, which is no smaller. A transform's coefficients travel as f16,
+        since they may exceed the type's range.
+        """
+        if encoding == "f32" or self.encoding not in ("f32", "f16"):
+            return self
+        return replace(self, encoding=encoding if self.transform == "none" else "f16")
+
     @staticmethod
-    def whole(elements: int, *, scale: float = 1.0) -> TransferPlan:
+    def whole(elements: int, *, scale: float = 1.0, encoding: str = "f32") -> TransferPlan:
         """Returns the plan of an exact sum over one region, as a plain collective computes it.
 
         Args:
-            elements: Number of float32 elements.
+            elements: Number of elements.
             scale: Factor of the finished sum.
+            encoding: The encoding that carries the elements unchanged.
         """
-        return TransferPlan(elements, (Region(0, elements, 0.0, "all"),), scale=scale)
+        whole = (Region(0, elements, 0.0, "all"),)
+        return TransferPlan(elements, whole, scale=scale, encoding=encoding)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 It combines ideas of several systems: the phases of DBLP (arXiv 2605.01989), vesting as in its
 follow-up, layers of different tolerance as in PLOT, a phase per layer as in Accordion (MLSys
-2021), and compression only where the network delays training, as in NetSenseML (arXiv 2506.16235;
-`gradwire.policies.parts.waiting` decides when). A tensor's bound is p_low in its layer's critical
-phases and p_high elsewhere, times its tolerance:
+2021), and compression only where it shortens steps, which is found by trying
+(`gradwire.policies.parts.trials`). A tensor's bound is p_low in its layer's critical phases and
+p_high elsewhere, times its tolerance:
 
 - With a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's bound in the
   table, and p_low is at most that.
@@ -42,12 +42,12 @@ from gradwire.policies.base import (
     option_names,
     topk_needs_feedback,
 )
-from gradwire.policies.parts.compression import INT8, encoding_for, wider
+from gradwire.policies.parts.compression import INT8, encoding_for
 from gradwire.policies.parts.fragile import is_fragile
 from gradwire.policies.parts.lateness import PushHistory
 from gradwire.policies.parts.phases import Every, make_detector
 from gradwire.policies.parts.regions import regions_by_tensor
-from gradwire.policies.parts.waiting import Choice, Waiting
+from gradwire.policies.parts.trials import Encoding, Trials
 from gradwire.policies.plot import PLOT
 
 __all__ = ["Adaptive"]
@@ -59,10 +59,14 @@ TOPK = 0.75 * INT8
 
 No encoding of this policy is smaller. docs/accuracy.md, "Choices", compares other shares."""
 
+ENCODINGS = tuple(encoding_for(share) for share in (1.0, 0.5, INT8, TOPK))
+TRIED = {"never": 1, "auto": 3, "topk": 4}
+"""What may be sent, from the mildest to the strongest, and how many of them by `compress`."""
+
 
 @dataclass
 class Adaptive(Policy):
-    """Bounds by phase and layer, and encodings by congestion.
+    """Bounds by phase and layer, and the encoding under which steps are shortest.
 
     Attributes:
         p_low: Bound of critical phases before a tensor's tolerance, in [0, 1).
@@ -73,9 +77,9 @@ class Adaptive(Policy):
             (`gradwire.policies.parts.phases`).
         every: Steps between two decisions of the detector, or "epoch".
         detector: Input of the detector.
-        compress: "auto" takes f16 or int8 while steps wait for their transfer; "topk" goes on to
-            top-k, 3/16 of the bytes, which needs error feedback and stops at int8 where there are
-            servers; "never" stays dense.
+        compress: "auto" takes f16 or int8 where it shortens steps; "topk" tries top-k as well,
+            3/16 of the bytes, which needs error feedback and is left out where there are servers;
+            "never" stays dense.
         fill: See docs/design.md.
         order: See docs/design.md.
         pull: See docs/design.md.
@@ -125,16 +129,15 @@ class Adaptive(Policy):
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
         self._known: dict[str, tuple[float, float]] = {}
-        self._choice = Choice(TOPK if self.compress == "topk" else INT8)
-        self._waiting = Waiting()
+        self._trials = Trials(ENCODINGS[: TRIED[self.compress]])
         self._pushes = PushHistory()
         self._sent = 1.0  # bytes of the last step relative to float32
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     @property
-    def ratio(self) -> float:
-        """The share of the dense bytes that the next step may send."""
-        return self._choice.ratio if self.compress != "never" else 1.0
+    def encoding(self) -> Encoding:
+        """The encoding of the next step, and the share of the elements that it keeps."""
+        return self._trials.encoding
 
     def options(self) -> dict[str, object]:
         """Returns the options with the contents of the table, which the ranks compare."""
@@ -162,7 +165,7 @@ class Adaptive(Policy):
         names = list(tensors)
         self._known = {}
         if self.servers:  # servers keep no residuals, so what top-k leaves out would be lost
-            self._choice.stop_at(INT8)
+            self._trials = Trials(self._trials.encodings[: TRIED["auto"]])
         self._front = frozenset(names[: int(len(names) * FRONT)])
 
     def needs_feedback(self) -> FeedbackNeed | None:
@@ -186,15 +189,13 @@ class Adaptive(Policy):
             tolerance *= FRONT_TOLERANCE
         return tolerance * self.p_low, tolerance * self.p_high
 
-    def rest(self, elapsed_s: float) -> float:
-        """Returns the share of this worker's last steps that would not be waiting; see Policy."""
-        return self._waiting.rest(elapsed_s)
-
     def plan(self, context: PlanContext) -> TransferPlan:
         """Makes one region per tensor (small ones pooled), in the encoding of the moment."""
         phases = self.phases
         assert phases is not None
-        encoding, kept = encoding_for(self.ratio)
+        encoding, kept = self.encoding
+        own = encoded_share(context.encoding, 1.0)
+        share = min(encoded_share(encoding, kept), own)  # as f32 and f16 travel in their own width
         low, high = zip(*(self.bounds_of(slot.name) for slot in context.tensors), strict=True)
         now = [
             strict if self._critical(slot.layer, context) else loose
@@ -204,9 +205,9 @@ class Adaptive(Policy):
             context.tensors,
             now,
             [strict or loose for strict, loose in zip(low, high, strict=True)],
-            wider(context.chunk_elements, encoding, kept),
+            int(context.chunk_elements * own / share),
         )
-        late = self._pushes.late_after(context.bucket, encoded_share(encoding, kept))
+        late = self._pushes.late_after(context.bucket, share)
         spend: dict[str, Any] = {"spend": "lost"}
         if late is not None:
             schedule = (_since_first(0.0, 1.0), _since_first(late, BY_BOUND))
@@ -224,25 +225,22 @@ class Adaptive(Policy):
     def observe(self, report: StepReport) -> None:
         """Updates phases, encoding and push times by what was agreed."""
         super().observe(report)
-        self._waiting.observe(report)
-        self._choice.observe(report.agreed)
+        self._trials.observe(report)
         self._pushes.observe(report.agreed, self._sent)
         self._sent = report.encoded_share
 
     def state_dict(self) -> dict[str, object]:
-        """Returns phases, ratio, push times, and this worker's view of its last steps."""
+        """Returns phases, push times, and the times of encodings."""
         return {
             **super().state_dict(),
-            "choice": self._choice.state_dict(),
-            "waiting": self._waiting.state_dict(),
+            "trials": self._trials.state_dict(),
             "pushes": self._pushes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else."""
-        self._read(state, "choice", "waiting", "pushes")
-        self._choice.load_state_dict(state["choice"])
-        self._waiting.load_state_dict(state["waiting"])
+        self._read(state, "trials", "pushes")
+        self._trials.load_state_dict(state["trials"])
         self._pushes.load_state_dict(state["pushes"])
 
     def _critical(self, layer: str, context: PlanContext) -> bool:

@@ -45,13 +45,15 @@ class PlanContext:
 
     Attributes:
         tensors: The bucket's parameters in order, covering [0, elements).
-        elements: Number of float32 elements of the bucket.
+        elements: Number of elements of the bucket.
         step: The training step.
         phase: The phase of the step.
         world_size: Number of workers.
         seed: Seed of this step and bucket.
-        chunk_elements: Number of float32 elements in one datagram.
+        chunk_elements: Number of elements in one datagram, in the encoding below.
         bucket: Index of the bucket in the step.
+        encoding: The encoding that carries the bucket's elements unchanged, which takes the place
+            of f32 in its plan (`TransferPlan.in_width_of`).
     """
 
     tensors: tuple[TensorSlot, ...]
@@ -62,6 +64,7 @@ class PlanContext:
     seed: int
     chunk_elements: int
     bucket: int = 0
+    encoding: str = "f32"
 
     def plan(self, regions: tuple[Region, ...], *, pull: str, **answers: Any) -> TransferPlan:
         """Makes the bucket's plan of a mean over the workers.
@@ -274,20 +277,6 @@ class Policy(ABC):
     def congested(self) -> bool:
         """Whether this worker's last step met a congested network; all ranks learn it."""
         return False
-
-    def rest(self, elapsed_s: float) -> float:
-        """Returns the share of this worker's last steps that would not be waiting for transfers.
-
-        It is an estimate of what would be if transfers were dense. The ranks agree on the largest
-        of all, in every fourth step (`gradwire.core.agreed.GAUGES`).
-
-        Args:
-            elapsed_s: Seconds since the start of the last step.
-
-        Returns:
-            The share in [0, 1]; 1 while it is not known.
-        """
-        return 1.0
 
     @property
     def floor(self) -> float:

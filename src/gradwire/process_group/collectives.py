@@ -7,7 +7,6 @@ of them opens the engine there.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 import weakref
@@ -23,18 +22,14 @@ from gradwire.core.settings import Settings
 from gradwire.process_group.work import EngineWork
 from gradwire.training.groups import Group
 from gradwire.transport.all_reduce import Handle
+from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.threads import Stager, apart
 
 __all__ = ["EngineCollectives", "Request"]
 
-ENCODINGS = {torch.float32: "f32", torch.float16: "f32", torch.bfloat16: "bf16"}
-"""How the elements of each type travel.
-
-bfloat16 pushes are exact as bf16, and so is a result that is rounded once. The engine's f16 is
-shifted by a power of two for each chunk and keeps other small values than float16 does, so float16
-travels as f32.
-"""
+CARRIED = (torch.float32, torch.float16, torch.bfloat16)
+"""The types that the engine carries, each in its own width."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +59,18 @@ class Request:
     def in_place(self) -> bool:
         """Whether the engine can work on the output's own memory."""
         output = self.output
-        return (
-            self.inputs[0] is output
-            and output.dtype == torch.float32
-            and output.is_contiguous()
-            and not output.is_neg()
-        )
+        alone = self.inputs[0] is output and not self.shards
+        return alone and output.is_contiguous() and not output.is_neg()
 
     def staged(self) -> torch.Tensor:
-        """Returns the inputs as flat float32: the output's own memory, or a copy."""
+        """Returns the inputs as one flat tensor: the output's own memory, or a copy.
+
+        The copy is float32 where members get parts of the sum, which no encoding rounds then.
+        """
         if self.in_place:
             return self.output.detach().view(-1)
-        flat = torch.empty(sum(each.numel() for each in self.inputs), dtype=torch.float32)
+        dtype = torch.float32 if self.shards else self.output.dtype
+        flat = torch.empty(sum(each.numel() for each in self.inputs), dtype=dtype)
         at = 0
         for each in self.inputs:
             flat[at : at + each.numel()].view(each.shape).copy_(each.detach())
@@ -83,7 +78,7 @@ class Request:
         return flat
 
     def deliver(self, flat: torch.Tensor) -> None:
-        """Writes the result, given as flat float32, to the output; rounds it once."""
+        """Writes the result, given as one flat tensor, to the output."""
         if not self.in_place:
             result = flat[self.start : self.start + self.output.numel()]
             self.output.detach().copy_(result.view(self.output.shape))
@@ -158,10 +153,8 @@ class EngineCollectives:
             with torch.inference_mode():  # results are no part of a graph of autograd
                 flat = request.staged()
             scale = 1.0 / self._group.world_size if request.average else 1.0
-            plan = dataclasses.replace(
-                TransferPlan.whole(flat.numel(), scale=scale),
-                encoding=ENCODINGS[request.output.dtype],
-            )
+            encoding = own_encoding(request.output.dtype)
+            plan = TransferPlan.whole(flat.numel(), scale=scale, encoding=encoding)
             seconds = request.timeout_s
             if request.shards:
                 handle = communicator.reduce_scatter(

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from gradwire.core.settings import Settings
-from gradwire.process_group.collectives import ENCODINGS, EngineCollectives, Request
+from gradwire.process_group.collectives import CARRIED, EngineCollectives, Request
 from gradwire.process_group.delegation import COLLECTIVES, delegate, outside_graphs
 from gradwire.training.groups import Group
 
@@ -191,7 +191,7 @@ class GradwireGroup(dist.ProcessGroup):
         """Returns whether a collective goes to the engine, alike on all members."""
         return (
             self._group.world_size > 1
-            and output.dtype in ENCODINGS
+            and output.dtype in CARRIED
             and (operation == dist.ReduceOp.SUM or operation == dist.ReduceOp.AVG)
             and sum(each.numel() for each in inputs) * output.element_size()
             >= self.settings.min_bytes

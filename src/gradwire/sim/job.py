@@ -28,6 +28,7 @@ from gradwire.training.configure import configure
 from gradwire.training.connection import sizes, vectors
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.all_reduce import AllReduce, Engine, Handle
+from gradwire.transport.arrays import as_tensor
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.threads import Stager
@@ -83,7 +84,7 @@ class VirtualEngine(Engine):
             self._rank,
             op,
             native_plan(request.plan),
-            request.data,
+            as_tensor(request.data, request.plan.encoding).float().numpy(),
             lane=request.lane,
             step=request.step,
             critical=request.critical,
@@ -143,7 +144,8 @@ class VirtualEngine(Engine):
                 cause=completion.error_cause,
             )
         if not handle.done():
-            request.data[:] = self._fabric.result(self._rank, op, lane=request.lane)
+            result = torch.from_numpy(self._fabric.result(self._rank, op, lane=request.lane))
+            as_tensor(request.data, request.plan.encoding).copy_(result)
             handle.finish(transfer_report(completion, request.effective_bounds))
 
 
@@ -151,11 +153,11 @@ class FlatBucket:
     """A stand-in for DDP's GradBucket: the gradients of some parameters, one after another."""
 
     def __init__(
-        self, index: int, last: bool, parameters: list[torch.nn.Parameter], values: Flat
+        self, index: int, last: bool, parameters: list[torch.nn.Parameter], values: torch.Tensor
     ) -> None:
         self._index, self._last = index, last
         self._parameters = parameters
-        self._buffer = torch.from_numpy(values)
+        self._buffer = values
 
     def index(self) -> int:
         """Returns the bucket's index in the step."""
@@ -189,6 +191,7 @@ class Job:
         servers: Number of servers.
         seed: Seed of the network's random events.
         shuffle: Setting `seed`.
+        dtype: Type of the gradients and results.
         optimizer: As for `gradwire.attach`.
         options: As for `gradwire.attach`.
 
@@ -214,10 +217,12 @@ class Job:
         servers: int = 0,
         seed: int = 1,
         shuffle: int = 0,
+        dtype: torch.dtype = torch.float32,
         optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
         self.world = world
+        self._dtype = dtype
         self.fabric = Fabric(world, servers=servers, link=link, seed=seed, datagram_bytes=datagram)
         self.engines = [VirtualEngine(self.fabric, rank) for rank in range(world)]
         model = tensors if isinstance(tensors, torch.nn.Module) else model_of(tensors)
@@ -285,10 +290,10 @@ class Job:
         """Runs one step.
 
         Args:
-            gradients: Each rank's gradient over all tensors, float32.
+            gradients: Each rank's gradient over all tensors, which is rounded to the job's type.
 
         Returns:
-            What each rank applies.
+            What each rank applies, as float32.
 
         Raises:
             TransferError: A transfer failed, or the step hangs.
@@ -302,13 +307,13 @@ class Job:
         for future in futures:
             future.wait()
         self.fabric.forget()
-        return results
+        return [result.float().numpy() for result in results]
 
     def start(
         self, gradients: Sequence[Flat]
-    ) -> tuple[list[Flat], list[torch.futures.Future[torch.Tensor]]]:
-        """Begins a step; returns the arrays for its results, and futures by rank and bucket."""
-        results = [np.array(gradient, np.float32) for gradient in gradients]
+    ) -> tuple[list[torch.Tensor], list[torch.futures.Future[torch.Tensor]]]:
+        """Begins a step; returns the memory of its results, and futures by rank and bucket."""
+        results = [torch.tensor(gradient).to(self._dtype) for gradient in gradients]
         futures = []
         for rank, pipeline in enumerate(self.pipelines):
             at = 0

@@ -25,6 +25,14 @@ from gradwire.policies.parts.phases import RateWatch
 
 __all__ = ["BallotBox"]
 
+PAUSE = 2.0
+"""Most that a step may take beside its transfers, in mean steps of before; more is a pause.
+
+Where it recurs, the mean grows with it, until it counts in full."""
+
+MEMORY = 0.8
+"""Weight of that mean after another step; about the last five steps count."""
+
 
 class BallotBox:
     """Collects one worker's values until they are sent.
@@ -53,6 +61,8 @@ class BallotBox:
         self._losses = 0  # their number
         self._push_s: dict[tuple[TensorSlot, ...], float] = {}
         self._lost = 0.0  # largest share of a step lost since this was last sent
+        self._block_s = 0.0  # seconds of the steps since this was last sent
+        self._step_s: float | None = None  # mean seconds of a step
 
     def set_phase(self, phase: Phase | None) -> None:
         """Votes for a phase from now on; None leaves it to the detector again.
@@ -190,14 +200,33 @@ class BallotBox:
             raise state.wrong("vote", "None")
         return "critical" if vote == "critical" else "tolerant"
 
+    def _without_pause(self, elapsed_s: float, comm_s: float) -> float:
+        """Returns the seconds of a step, of a pause after its transfers (a validation) only a part.
+
+        Args:
+            elapsed_s: Seconds from its start to that of the next one.
+            comm_s: Seconds of its transfers, which count whatever they took.
+        """
+        other_s = max(0.0, elapsed_s - comm_s)
+        known = self._step_s
+        if known is None:
+            self._step_s = comm_s + other_s
+            return self._step_s
+        step_s = comm_s + min(other_s, PAUSE * known)
+        self._step_s = MEMORY * known + (1.0 - MEMORY) * step_s
+        return step_s
+
     def _gauge(self, step: int, last: StepReport | None, elapsed_s: float) -> float:
         """Returns this worker's value of the gauge that this step sends."""
+        if last is not None and elapsed_s > 0.0:
+            self._block_s += self._without_pause(elapsed_s, last.comm_s)
         name = GAUGES[step % len(GAUGES)]
         if name == "lost":
             lost, self._lost = self._lost, 0.0
             return lost
-        if name == "rest":
-            return self._policy.rest(elapsed_s)
+        if name == "block":
+            block_s, self._block_s = self._block_s, 0.0
+            return block_s
         if last is None:
             return 0.0
         if name == "rtprop":

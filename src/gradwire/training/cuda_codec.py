@@ -1,4 +1,4 @@
-"""The encodings f16, bf16 and int8 on a bucket's device, so that fewer bytes cross to the host.
+"""Encodings of chunks on a bucket's device, so that fewer bytes cross to the host.
 
 The engine encodes the host's values once more, chunk by chunk. Its codec (engine/codec/codec.h)
 maps the values that are decoded here to themselves, so the payload on the wire is the one made
@@ -25,7 +25,10 @@ from gradwire.transport.native import load_engine
 
 __all__ = ["ENCODABLE", "Payload", "decode", "decode_on_host", "encode", "finite_chunks"]
 
-ENCODABLE = ("f16", "bf16", "int8")
+ENCODABLE = ("f16", "bf16", "half", "int8")
+
+OWN_TYPES = {"half": torch.float16, "bf16": torch.bfloat16}
+"""The encodings whose codes are numbers of a type of torch, and the type."""
 
 MAGNITUDE = 0x7FFFFFFF
 INFINITY = 0x7F800000
@@ -41,9 +44,9 @@ class Payload:
     """An encoded bucket.
 
     Attributes:
-        codes: int16 (f16, bf16) or int8, one per element.
+        codes: int16 (f16, bf16, half) or int8, one per element.
         heads: One per chunk: the shift of f16 (int32) or the scale of int8 (float32); empty for
-            bf16.
+            bf16 and half.
     """
 
     codes: torch.Tensor
@@ -65,8 +68,9 @@ def encode(values: torch.Tensor, lengths: torch.Tensor, encoding: str) -> Payloa
     Returns:
         The payload, on the same device.
     """
-    if encoding == "bf16":
-        return Payload(_bf16(values), lengths.new_zeros(0))
+    if encoding in OWN_TYPES:
+        codes = values.to(OWN_TYPES[encoding]).view(torch.int16)
+        return Payload(codes, lengths.new_zeros(0))
     magnitude = torch.where(torch.isfinite(values), values.abs(), 0.0)
     largest = torch.segment_reduce(magnitude, "max", lengths=lengths, unsafe=True)
     if encoding == "f16":
@@ -77,8 +81,8 @@ def encode(values: torch.Tensor, lengths: torch.Tensor, encoding: str) -> Payloa
 def decode(payload: Payload, lengths: torch.Tensor, encoding: str) -> torch.Tensor:
     """Returns the float32 values of a payload, on its device."""
     codes = payload.codes
-    if encoding == "bf16":
-        return codes.view(torch.bfloat16).to(torch.float32)
+    if encoding in OWN_TYPES:
+        return codes.view(OWN_TYPES[encoding]).to(torch.float32)
     if encoding == "f16":
         factor = _spread(_power_of_two(-payload.heads), lengths, codes)
         return codes.view(torch.float16).to(torch.float32) * factor
@@ -140,14 +144,6 @@ def _encode_int8(values: torch.Tensor, lengths: torch.Tensor, largest: torch.Ten
     codes = torch.where(torch.isneginf(values), -127.0, codes)
     codes = torch.where(torch.isnan(values), -128.0, codes)
     return Payload(codes.to(torch.int8), scale)
-
-
-def _bf16(values: torch.Tensor) -> torch.Tensor:
-    magnitude = values.view(torch.int32) & MAGNITUDE
-    rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16
-    codes = torch.clamp(rounded, max=0x7F7F).to(torch.int16)
-    signed = torch.where(torch.signbit(values), codes | -0x8000, codes)
-    return _with_specials(values, signed, 0x7F80, 0x7FC0)
 
 
 def _with_specials(

@@ -60,6 +60,7 @@ from gradwire.training.step import (
     tensor_squares,
 )
 from gradwire.transport import transforms
+from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.threads import apart
 
@@ -530,14 +531,15 @@ class GradientPipeline:
             step = self._running
             index = len(step.transfers)  # the bucket's own index counts those without elements
         buffer = bucket.buffer()
-        plan = self._plan(step, self._context(step, index, slots, buffer.numel()))
+        plan = self._plan(step, self._context(step, index, slots, buffer))
         if scatter is not None:
             plan = replace(
                 plan, pull="none", pull_bound=0.0, shards=scatter.shards, scale=scatter.scale
             )
         encoder = self._books.encoder(step, slots, plan)
         place = index if at_once is None else index % at_once
-        stage = self._stages.stage(place, buffer, encoder, scatter)
+        in_place = scatter is None and self._leaves_values(step, plan, buffer)
+        stage = self._stages.stage(place, buffer, encoder, scatter, in_place=in_place)
         transfer = Transfer(step, stage, Asked(index, slots, bucket.parameters(), plan, scatter))
         with self._mutex:
             step.transfers.append(transfer)
@@ -592,7 +594,7 @@ class GradientPipeline:
         if plan.order == "priority":
             priorities = self._priorities(transfer, host)
         return self._transfer(
-            host,
+            transfer.stage.values,
             plan,
             step=step.number,
             critical=critical,
@@ -600,10 +602,12 @@ class GradientPipeline:
             stats=ballot.slots(),
         )
 
-    def _transfer(self, host: NDArray[np.float32], plan: TransferPlan, **options: Any) -> Handle:
+    def _transfer(
+        self, values: NDArray[np.float32] | torch.Tensor, plan: TransferPlan, **options: Any
+    ) -> Handle:
         if plan.shards:
-            return self.communicator.reduce_scatter(host, plan, **options)
-        return self.communicator.all_reduce(host, plan, **options)
+            return self.communicator.reduce_scatter(values, plan, **options)
+        return self.communicator.all_reduce(values, plan, **options)
 
     def _priorities(
         self, transfer: Transfer, host: NDArray[np.float32]
@@ -613,21 +617,35 @@ class GradientPipeline:
         if self.policy.ranks_results:
             known = self._books.last_magnitudes(transfer)
             return None if known is None else by_region(known, grid, asked.plan.seed)
-        context = self._context(transfer.step, asked.index, asked.slots, host.size)
+        context = self._context(transfer.step, asked.index, asked.slots, transfer.stage.buffer)
         return self.policy.priorities(context, host, grid)
 
     def _context(
-        self, step: Step, index: int, slots: tuple[TensorSlot, ...], elements: int
+        self, step: Step, index: int, slots: tuple[TensorSlot, ...], buffer: torch.Tensor
     ) -> PlanContext:
+        encoding = own_encoding(buffer.dtype)
         return PlanContext(
             tensors=slots,
-            elements=elements,
+            elements=buffer.numel(),
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
             seed=mix_seed(self.settings.seed, self.number, step.number, index),
-            chunk_elements=self.communicator.elements_per_chunk("f32", datagram=self._datagram),
+            chunk_elements=self.communicator.elements_per_chunk(encoding, datagram=self._datagram),
             bucket=index,
+            encoding=encoding,
+        )
+
+    def _leaves_values(self, step: Step, plan: TransferPlan, buffer: torch.Tensor) -> bool:
+        """Returns whether nothing but the engine reads or changes the values of a bucket."""
+        return (
+            buffer.element_size() == 2
+            and plan.encoding == own_encoding(buffer.dtype)
+            and not plan.lossy
+            and plan.order != "priority"
+            and self.policy.phases is None
+            and self._books.empty
+            and not step.guarded
         )
 
     def _plan(self, step: Step, context: PlanContext) -> TransferPlan:
@@ -642,7 +660,7 @@ class GradientPipeline:
             plan = replace(plan, seed=context.seed)
         if self._datagram:
             plan = replace(plan, datagram=self._datagram)
-        return plan.exact() if step.exact else plan
+        return plan.exact() if step.exact else plan.in_width_of(context.encoding)
 
     def _finish(self, transfer: Transfer, handle: Handle) -> None:
         try:
@@ -669,7 +687,8 @@ class GradientPipeline:
         self._books.note_result(transfer, report, host, self._grad_scale)
         if plan.fill == "momentum":
             self._fill(transfer, plan, report)
-        if transfer.step.scaled and transfer.asked.scatter is None and not is_finite(host):
+        whole = transfer.asked.scatter is None
+        if transfer.step.scaled and whole and not is_finite(transfer.stage.values):
             transfer.step.overflowed = True
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":

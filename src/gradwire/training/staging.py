@@ -1,9 +1,9 @@
 """Staging: a bucket's gradients as flat float32 in host memory, whatever their type and device.
 
-float32 on the CPU is used in place. float16 and bfloat16 pass through a float32 copy, without loss
-on the way in; the average is rounded to their type once, on the way out. float64 is rounded to
-float32 on the way in (relative error 6e-8; magnitudes beyond 3.4e38 become infinite), because the
-wire and the sums are float32.
+float32 on the CPU is used in place, and so are float16 and bfloat16 where nothing but the engine
+reads the values. Otherwise these pass through a float32 copy, without loss on the way in; the
+average is rounded to their type once, on the way out. float64 is rounded to float32 on the way in
+(relative error 6e-8; magnitudes beyond 3.4e38 become infinite), because the sums are float32.
 
 A bucket on a CUDA device is copied through pinned memory on a stream of its own. The autograd
 thread only queues the copy, and the engine's Stager (`gradwire.transport.threads`) waits for it.
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.training.bucket import Scatter
 from gradwire.training.feedback.device_book import Encoded
+from gradwire.transport.arrays import as_flat
 
 __all__ = ["DEVICES", "Stage", "StagePool", "failed", "without_traceback"]
 
@@ -91,8 +92,16 @@ class Stage(ABC):
         return torch.futures.Future()
 
     @abstractmethod
-    def host(self) -> NDArray[np.float32]:
-        """Returns the gradients in host memory, float32, 1-D; waits until they are there."""
+    def host(self) -> NDArray[Any]:
+        """Returns the gradients in host memory, 1-D; waits until they are there.
+
+        They are float32, or the bits of elements of two bytes that are used in place.
+        """
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The same as numbers."""
+        return torch.from_numpy(self.host())
 
     @abstractmethod
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
@@ -123,6 +132,8 @@ class StagePool:
         buffer: torch.Tensor,
         encode: Encode | None = None,
         scatter: Scatter | None = None,
+        *,
+        in_place: bool = False,
     ) -> Stage:
         """Makes the stage of a bucket; queues the copy of a CUDA bucket at once.
 
@@ -131,6 +142,7 @@ class StagePool:
             buffer: Its buffer.
             encode: Encodes float32 gradients on their device; None for no encoding.
             scatter: What becomes of a bucket whose sum is scattered; None for any other.
+            in_place: Whether elements of two bytes on the CPU are used as they are.
 
         Returns:
             The stage.
@@ -138,12 +150,14 @@ class StagePool:
         Raises:
             ConfigError: The element type or the device is not supported.
         """
-        stage = self._stage(index, buffer, encode)
+        stage = self._stage(index, buffer, encode, in_place)
         if scatter is not None:
             stage.result, stage.part = scatter.output, scatter.own
         return stage
 
-    def _stage(self, index: int, buffer: torch.Tensor, encode: Encode | None) -> Stage:
+    def _stage(
+        self, index: int, buffer: torch.Tensor, encode: Encode | None, in_place: bool
+    ) -> Stage:
         if not buffer.numel():
             return _EmptyStage(buffer)
         if buffer.dtype not in DTYPES:
@@ -166,6 +180,8 @@ class StagePool:
                 return _EncodedStage(buffer, self._copy(index, buffer), encode)
             if buffer.dtype == torch.float32:
                 return _DirectStage(buffer)
+            if in_place:
+                return _NarrowStage(buffer)
             return _CastStage(buffer, self._copy(index, buffer))
         if buffer.device.type == "cuda":
             stream = self._streams.get(buffer.device)
@@ -208,6 +224,17 @@ class _DirectStage(Stage):
 
     def take(self, values: NDArray[np.float32]) -> None:
         self.buffer = self.result = torch.from_numpy(values)  # DDP copies it out of wherever it is
+
+
+class _NarrowStage(_DirectStage):
+    """A float16 or bfloat16 bucket on the CPU, which is used in place."""
+
+    def host(self) -> NDArray[Any]:
+        return as_flat(self.buffer)[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.buffer
 
 
 class _EmptyStage(_DirectStage):

@@ -102,7 +102,7 @@ class Step:
 
         Of a scattered sum each rank sees its own shard alone, so that the ballots decide.
         """
-        seen = [each.stage.host() for each in self.transfers if each.asked.scatter is None]
+        seen = [each.stage.values for each in self.transfers if each.asked.scatter is None]
         return all(map(is_finite, seen))
 
     @property
@@ -277,10 +277,10 @@ def layer_norms(sums: NDArray[np.float32], names: list[str], samples: int) -> Ma
     }
 
 
-def square_norm(values: NDArray[np.float32]) -> float:
-    """Returns the squared L2 norm of float32 values; not finite only if an element is not."""
-    tensor = torch.from_numpy(values)
-    square = float(torch.linalg.vector_norm(tensor)) ** 2
+def square_norm(values: NDArray[np.float32] | torch.Tensor) -> float:
+    """Returns the squared L2 norm of values; not finite only if an element is not."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    square = float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) ** 2
     if math.isfinite(square):
         return square
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
@@ -293,6 +293,6 @@ def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> 
     return squares
 
 
-def is_finite(values: NDArray[np.float32]) -> bool:
+def is_finite(values: NDArray[np.float32] | torch.Tensor) -> bool:
     """Returns whether no element is NaN or infinite."""
     return math.isfinite(square_norm(values))

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn, Protocol, SupportsIndex
+from typing import Any, ClassVar, NoReturn, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,8 @@ class AllReduce:
     Attributes:
         plan: The plan.
         effective_bounds: Each region's bound after rounding down to whole chunks, for the report.
-        data: float32, the array; it belongs to the engine until the transfer is done.
+        data: The array, float32, or the bits of elements of two bytes as uint16; it belongs to the
+            engine until the transfer is done.
         lane: The lane, the same on all ranks.
         step: The training step.
         critical: uint32, the ids of chunks that must count; None for none.
@@ -57,7 +58,7 @@ class AllReduce:
 
     plan: TransferPlan
     effective_bounds: tuple[float, ...]
-    data: NDArray[np.float32]
+    data: NDArray[Any]
     lane: int
     step: int
     critical: NDArray[np.uint32] | None

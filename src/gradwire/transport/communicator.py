@@ -14,7 +14,7 @@ import json
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from gradwire.core.plan import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPl
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses, rendezvous
 from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle
-from gradwire.transport.arrays import as_float32
+from gradwire.transport.arrays import as_flat, as_tensor
 from gradwire.transport.engines import join_engine
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.transport.threads import Stager
@@ -211,7 +211,7 @@ class Communicator(Connected):
 
     def all_reduce(
         self,
-        array: NDArray[np.float32] | torch.Tensor,
+        array: NDArray[Any] | torch.Tensor,
         plan: TransferPlan | None = None,
         *,
         step: int = 0,
@@ -220,13 +220,16 @@ class Communicator(Connected):
         stats: Sequence[float] = (),
         timeout_s: float | None = None,
     ) -> Handle:
-        """Starts a transfer: the sum of a float32 array over all workers, in place.
+        """Starts a transfer: the sum of an array over all workers, in place.
 
-        The caller leaves the array untouched until the handle is done.
+        The caller leaves the array untouched until the handle is done. float16 and bfloat16 travel
+        as they are; their sums are float32, and the results are rounded once.
 
         Args:
-            array: float32, contiguous; a numpy array or a torch tensor on the CPU.
-            plan: The plan; None for an exact sum.
+            array: float32, float16 or bfloat16, contiguous; a numpy array or a torch tensor on the
+                CPU.
+            plan: The plan; None for an exact sum. For float16 its encoding is "half", for bfloat16
+                "bf16".
             step: The training step, for reports and errors.
             critical: uint32, the ids of chunks that must count.
             priorities: This worker's class of each chunk of the plan's grid, for plans with order
@@ -250,7 +253,7 @@ class Communicator(Connected):
                 f"rank {self.job_rank} starts no transfers: rank {self._speaker} leads its host "
                 "and speaks for it; attach with hosts=False where each rank needs an engine"
             )
-        flat = as_float32(array)
+        flat, encoding = as_flat(array)
         if self._closed:
             raise TransferError("the communicator is closed", step=step, cause="closed")
         if plan is not None and plan.elements != flat.size:
@@ -264,10 +267,19 @@ class Communicator(Connected):
             handle = Handle(None, flat)
             handle.finish(trivial_report(TransferPlan.whole(1), 0, step, stats))
             return handle
-        plan = plan or TransferPlan.whole(flat.size)
+        plan = plan or TransferPlan.whole(flat.size, encoding=encoding)
+        if encoding != "f32" and (plan.encoding != encoding or plan.pull == "none"):
+            raise ConfigError.about(
+                f"plan.encoding={plan.encoding!r}, plan.pull={plan.pull!r} for an array of "
+                "elements of two bytes",
+                f"its encoding is {encoding!r}, and its results come back",
+                setting="plan.encoding",
+                value=plan.encoding,
+            )
         if self.engine is None:
             if plan.scale != 1.0:
-                np.multiply(flat, np.float32(plan.scale), out=flat)
+                values = as_tensor(flat, encoding)
+                values.copy_(values.float() * float(np.float32(plan.scale)))
             handle = Handle(plan, flat)
             handle.finish(trivial_report(plan, flat.size, step, stats))
             return handle

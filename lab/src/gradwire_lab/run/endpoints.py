@@ -174,7 +174,7 @@ class PolicyAllReduce:
             self._server.check()
             return None
         assert self._pipeline is not None
-        bucket = FlatBucket(0, True, self._parameters, buffer.numpy())
+        bucket = FlatBucket(0, True, self._parameters, buffer)
         self._pipeline.reduce(cast(GradBucket, bucket)).wait()
         return counters_of(self._pipeline.report())
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.core.agreed import Summary
-from gradwire.core.plan import TOPK_SHARE, encoded_share
+from gradwire.core.plan import TOPK_SHARE
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 
@@ -121,8 +121,3 @@ def encoding_for(ratio: float) -> tuple[str, float]:
     if ratio >= INT8:
         return "int8", 1.0
     return "topk", max(ratio, FLOOR) / TOPK_SHARE
-
-
-def wider(chunk_elements: int, encoding: str, kept: float) -> int:
-    """Returns about how many elements a datagram holds in an encoding, for pooling tensors."""
-    return max(1, int(chunk_elements / encoded_share(encoding, kept)))

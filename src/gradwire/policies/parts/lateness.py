@@ -11,6 +11,7 @@ Where fewer than half of the last pushes were whole, nothing is late: either the
 slower for good, and waiting reveals the new times, or the loss is so heavy that it alone decides.
 
 Pushes in other encodings take other times, so each share of float32's bytes has its own history.
+Until it is long enough that of the next larger share stands in for it, whose pushes take longer.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class PushHistory:
 
     def late_after(self, bucket: int, share: float = 1.0) -> float | None:
         """Returns the seconds after which a bucket's push is late; None while not known."""
-        known = self.pushes.get(_rounded(share), {}).get(bucket, [])
+        shares = sorted(each for each in self.pushes if each >= _rounded(share))
+        of_shares = (self.pushes[each].get(bucket, []) for each in shares)
+        known = next((times for times in of_shares if len(times) >= WINDOW / 2), [])
         whole = [push for push in known if push < math.inf]
         if len(whole) < WINDOW / 2 or self.path.rtprop_s is None:
             return None

@@ -121,6 +121,11 @@ class Books:
         elif transfer.step.guarded:
             transfer.sent.kept = self._copies.of((transfer.asked.index, "sent"), host)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it keeps nothing of any bucket, so that it reads no values."""
+        return self._residuals is None and self._velocities is None and self._magnitudes is None
+
     def _bypasses(self, transfer: Transfer) -> bool:
         """Returns whether a bucket needs no residuals: nothing is owed, and all will count."""
         assert self._residuals is not None

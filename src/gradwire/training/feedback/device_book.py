@@ -103,7 +103,7 @@ class DeviceBook:
         payload = encode(values, lengths, encoding)
         if self._feedback:
             left = values - decode(payload, lengths, encoding)
-            self._owed[slots] = torch.where(finite_chunks(values, lengths), left, 0.0)
+            self._owed[slots] = torch.where(finite_chunks(left, lengths), left, 0.0)
             self._factors[slots] = 1.0
         return Encoded(payload, norms, self._chunk_lengths(grid, CPU), encoding)
 
