@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Backend
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -475,6 +476,29 @@ def beside(rank: int, world: int) -> None:
     ends(rank, world)
 
 
+class Demanding(Backend.Options):
+    """Options of a backend that takes none but its own, as NCCL does."""
+
+    def __init__(self) -> None:
+        super().__init__("demanding")
+
+
+def demands(opts: Any, options: object) -> dist.ProcessGroupGloo:
+    assert options is None or isinstance(options, Demanding)
+    return dist.ProcessGroupGloo(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+
+
+def beside_options(rank: int, world: int, string: str, given: bool) -> None:
+    dist.Backend.register_backend("demanding", demands, extended_api=True, devices=["cuda"])
+    dist.init_process_group(string, pg_options=Demanding() if given else None)
+    work = dist.all_reduce(torch.ones(ELEMENTS), async_op=True)
+    assert isinstance(work.get_future().wait()[0], torch.Tensor)
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    assert backend.settings == Settings.build()
+    assert dist.get_backend_config() == string
+    ends(rank, world)
+
+
 def under_gloo(rank: int, world: int) -> None:
     group: Any = dist.new_group(backend="gradwire")
     assert group.settings == Settings.build()
@@ -485,10 +509,23 @@ def test_a_group_whose_default_group_is_of_another_backend_has_the_usual_setting
         ranks.run(under_gloo)
 
 
-@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on")
+takes_backends = pytest.mark.skipif(
+    torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on"
+)
+
+
+@takes_backends
 def test_the_backend_stands_beside_others() -> None:
     with Ranks(2, group=False, **ENVIRONMENT) as ranks:
         ranks.run(beside)
+
+
+@takes_backends
+@pytest.mark.parametrize("string", ["cpu:gradwire,cuda:demanding", "cuda:demanding,cpu:gradwire"])
+def test_options_of_another_backend_of_the_string_are_not_ours(string: str) -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        for given in (False, True):
+            ranks.run(beside_options, string=string, given=given)
 
 
 # ---------------------------------------------------------------------------- failures

@@ -92,7 +92,6 @@ class Matrix:
             "PIP_CONSTRAINT": str(constraints),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PIP_NO_INPUT": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1",
             "TMPDIR": str(self.work),
             "UV_CACHE_DIR": str(CACHE / "uv"),

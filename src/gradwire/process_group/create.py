@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 from gradwire.core.errors import ConfigError, EngineMissingError, RendezvousError
 from gradwire.core.settings import OF_ENGINES, Settings, check_environment
@@ -59,6 +60,8 @@ def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
         try:
             beside = _beside()
             check_environment(all_names())
+            if beside and isinstance(pg_options, Backend.Options):
+                pg_options = None  # the other backend's: torch hands them to each of the string
             settings = _settings(pg_options)
             load_engine()
             rendezvous.agree(meeting, {"min_bytes": settings.min_bytes})

@@ -63,8 +63,9 @@ class GradwireGroup(dist.ProcessGroup):
         self.gloo = ProcessGroupGloo(
             PrefixStore("gloo/", store), group.rank, group.world_size, timeout=timeout
         )
-        self.gloo.options.global_ranks_in_group = list(group.ranks)
-        self.gloo.options.group_name = group.name  # type: ignore[assignment]
+        if hasattr(self.gloo.options, "global_ranks_in_group"):  # torch 2.7 has neither
+            self.gloo.options.global_ranks_in_group = list(group.ranks)
+            self.gloo.options.group_name = group.name  # type: ignore[assignment]
         self.gloo._set_sequence_number_for_group()
         self.inner = dist.ProcessGroup(store, group.rank, group.world_size)
         for each in (self, self.inner):
