@@ -1,4 +1,4 @@
-"""The compiled engine depends on no version of torch, and from CPython 3.12 on on none of Python."""
+"""The compiled engine depends on no version of torch, and from CPython 3.12 on on no Python."""
 
 import struct
 import subprocess
