@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -220,6 +221,7 @@ def main() -> int:
     if any(not re.fullmatch(r"3\.\d+:2\.\d+", pair) for pair in sys.argv[1:]):
         print(__doc__.strip())
         return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has made goes with it
     CACHE.mkdir(exist_ok=True)
     shutil.rmtree(CACHE / "logs", ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="gradwire-matrix-") as work:
