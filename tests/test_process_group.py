@@ -32,6 +32,9 @@ from ranks import Failed, Gone, Ranks, free_port
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 OPERATIONS = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG}
 ELEMENTS = 40_003
+takes_backends = pytest.mark.skipif(
+    torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on"
+)
 ENVIRONMENT = {"GRADWIRE_PEER_TIMEOUT": "5", "GRADWIRE_RENDEZVOUS_TIMEOUT": "20"}
 
 
@@ -148,6 +151,23 @@ def around_min_bytes(rank: int, world: int) -> list[bool]:
 def test_size_type_and_operation_decide_what_the_engine_carries(three: Ranks) -> None:
     for used in three.run(around_min_bytes):
         assert used == [False, True, False, True, False, False, False]
+
+
+def small(rank: int, world: int) -> None:
+    """An average is never a sum, whoever carries it."""
+    for kind in DTYPES.values():
+        given = torch.full((3 * 4,), float(rank), dtype=kind)
+        part = torch.empty(4, dtype=kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.13 has another name for it
+            dist.reduce_scatter_tensor(part, given, op=dist.ReduceOp.AVG)
+        assert torch.equal(part, torch.ones(4, dtype=kind))
+        dist.all_reduce(given, op=dist.ReduceOp.AVG)
+        assert torch.equal(given, torch.ones(12, dtype=kind))
+
+
+def test_small_averages_are_averages(three: Ranks) -> None:
+    three.run(small)
 
 
 def odd_tensors(rank: int, world: int) -> None:
@@ -490,6 +510,8 @@ def demands(opts: Any, options: object) -> dist.ProcessGroupGloo:
 
 def beside_options(rank: int, world: int, string: str, given: bool) -> None:
     dist.Backend.register_backend("demanding", demands, extended_api=True, devices=["cuda"])
+    # As a backend of torch's own has a type of its own.
+    dist.Backend.backend_type_map["demanding"] = dist.ProcessGroup.BackendType.UCC
     dist.init_process_group(string, pg_options=Demanding() if given else None)
     work = dist.all_reduce(torch.ones(ELEMENTS), async_op=True)
     assert isinstance(work.get_future().wait()[0], torch.Tensor)
@@ -497,6 +519,20 @@ def beside_options(rank: int, world: int, string: str, given: bool) -> None:
     assert backend.settings == Settings.build()
     assert dist.get_backend_config() == string
     ends(rank, world)
+
+
+def alien(rank: int, world: int, string: str) -> None:
+    dist.Backend.register_backend("alien", demands, extended_api=True, devices=["cuda"])
+    dist.init_process_group(string)
+
+
+@takes_backends
+@pytest.mark.parametrize("string", ["cpu:gradwire,cuda:alien", "cuda:alien,cpu:gradwire"])
+def test_another_backend_from_outside_of_torch_is_refused(string: str) -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        for outcome in ranks.outcomes(alien, string=string):
+            assert isinstance(outcome, Failed)
+            assert "'cuda:alien' for one and the same backend" in outcome.text
 
 
 def under_gloo(rank: int, world: int) -> None:
@@ -507,11 +543,6 @@ def under_gloo(rank: int, world: int) -> None:
 def test_a_group_whose_default_group_is_of_another_backend_has_the_usual_settings() -> None:
     with Ranks(2, **ENVIRONMENT) as ranks:
         ranks.run(under_gloo)
-
-
-takes_backends = pytest.mark.skipif(
-    torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on"
-)
 
 
 @takes_backends

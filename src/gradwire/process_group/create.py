@@ -119,8 +119,8 @@ def _beside() -> bool:
     """Returns whether the backend string names another backend for another device.
 
     Raises:
-        ConfigError: It does, and this torch would replace the whole group by ours without a word,
-            so that the other backend would never be used.
+        ConfigError: It does, and torch would put one of the two in the other's place without a
+            word.
     """
     text = _backend_string()
     others = [part for part in text.split(",") if ":" in part and part.split(":")[1] != BACKEND]
@@ -132,6 +132,17 @@ def _beside() -> bool:
             f"{others[0]!r} would never be used; give {BACKEND!r} alone, take torch "
             f"{TAKES_BACKENDS} or later, or attach modules over another backend",
         )
+    for other in others:
+        # A group keeps its backends by their types, and all from outside of torch are of one.
+        known = dist.Backend.backend_type_map.get(other.split(":")[1])
+        if known in (None, dist.ProcessGroup.BackendType.CUSTOM):
+            raise ConfigError.of(
+                "backend",
+                text,
+                f"torch would take {BACKEND!r} and {other!r} for one and the same backend of the "
+                f"group; give {BACKEND!r} beside a backend of torch's own, such as nccl or gloo, "
+                "or attach modules over another backend",
+            )
     return bool(others)
 
 
