@@ -15,7 +15,7 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all conformance traces work lint format docs bench venv engine clean \
+.PHONY: demo test test-all conformance matrix traces work lint format docs bench venv engine clean \
 	help
 
 demo: venv  ## train over a bursting network, beside TCP
@@ -34,6 +34,9 @@ conformance: venv  ## run PyTorch's own suite over the backend, and over Gloo wi
 		$(BIN)/python -m pip install -q -c constraints.txt expecttest
 	@status=0; for face in backend hook; do \
 		$(BIN)/python tests/conformance/suite.py $$face $(ARGS) || status=1; done; exit $$status
+
+matrix: venv  ## build the wheels; test them on the oldest and newest Python and torch (long)
+	@$(BIN)/python tools/matrix.py $(ARGS)
 
 traces: venv  ## compare the traces of 99 scenarios in virtual time with the known ones
 	@$(BIN)/python engine/tests/traces.py $(ARGS)
@@ -69,7 +72,7 @@ engine:  ## rebuild the engine only, and only what changed
 	@tools/bootstrap --engine
 
 clean:  ## remove .venv and everything built
-	rm -rf .venv .bootstrap.lock build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bootstrap.lock .matrix build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10

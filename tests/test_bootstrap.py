@@ -110,4 +110,4 @@ def test_an_old_python_is_named(tmp_path: Path) -> None:
     old.chmod(0o755)
     result = check(tmp_path, python=str(old))
     assert result.returncode == 1
-    assert "Python 3.9, gradwire needs 3.10 to 3.13" in result.stderr
+    assert "Python 3.9, gradwire needs 3.10 or later" in result.stderr

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Backend
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +32,9 @@ from ranks import Failed, Gone, Ranks, free_port
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 OPERATIONS = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG}
 ELEMENTS = 40_003
+takes_backends = pytest.mark.skipif(
+    torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on"
+)
 ENVIRONMENT = {"GRADWIRE_PEER_TIMEOUT": "5", "GRADWIRE_RENDEZVOUS_TIMEOUT": "20"}
 
 
@@ -172,6 +176,23 @@ def around_min_bytes(rank: int, world: int) -> list[bool]:
 def test_size_type_and_operation_decide_what_the_engine_carries(three: Ranks) -> None:
     for used in three.run(around_min_bytes):
         assert used == [False, True, False, True, False, False, False]
+
+
+def small(rank: int, world: int) -> None:
+    """An average is never a sum, whoever carries it."""
+    for kind in DTYPES.values():
+        given = torch.full((3 * 4,), float(rank), dtype=kind)
+        part = torch.empty(4, dtype=kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.13 has another name for it
+            dist.reduce_scatter_tensor(part, given, op=dist.ReduceOp.AVG)
+        assert torch.equal(part, torch.ones(4, dtype=kind))
+        dist.all_reduce(given, op=dist.ReduceOp.AVG)
+        assert torch.equal(given, torch.ones(12, dtype=kind))
+
+
+def test_small_averages_are_averages(three: Ranks) -> None:
+    three.run(small)
 
 
 def odd_tensors(rank: int, world: int) -> None:
@@ -500,6 +521,45 @@ def beside(rank: int, world: int) -> None:
     ends(rank, world)
 
 
+class Demanding(Backend.Options):
+    """Options of a backend that takes none but its own, as NCCL does."""
+
+    def __init__(self) -> None:
+        super().__init__("demanding")
+
+
+def demands(opts: Any, options: object) -> dist.ProcessGroupGloo:
+    assert options is None or isinstance(options, Demanding)
+    return dist.ProcessGroupGloo(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+
+
+def beside_options(rank: int, world: int, string: str, given: bool) -> None:
+    dist.Backend.register_backend("demanding", demands, extended_api=True, devices=["cuda"])
+    # As a backend of torch's own has a type of its own.
+    dist.Backend.backend_type_map["demanding"] = dist.ProcessGroup.BackendType.UCC
+    dist.init_process_group(string, pg_options=Demanding() if given else None)
+    work = dist.all_reduce(torch.ones(ELEMENTS), async_op=True)
+    assert isinstance(work.get_future().wait()[0], torch.Tensor)
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    assert backend.settings == Settings.build()
+    assert dist.get_backend_config() == string
+    ends(rank, world)
+
+
+def alien(rank: int, world: int, string: str) -> None:
+    dist.Backend.register_backend("alien", demands, extended_api=True, devices=["cuda"])
+    dist.init_process_group(string)
+
+
+@takes_backends
+@pytest.mark.parametrize("string", ["cpu:gradwire,cuda:alien", "cuda:alien,cpu:gradwire"])
+def test_another_backend_from_outside_of_torch_is_refused(string: str) -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        for outcome in ranks.outcomes(alien, string=string):
+            assert isinstance(outcome, Failed)
+            assert "'cuda:alien' for one and the same backend" in outcome.text
+
+
 def under_gloo(rank: int, world: int) -> None:
     group: Any = dist.new_group(backend="gradwire")
     assert group.settings == Settings.build()
@@ -510,10 +570,18 @@ def test_a_group_whose_default_group_is_of_another_backend_has_the_usual_setting
         ranks.run(under_gloo)
 
 
-@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on")
+@takes_backends
 def test_the_backend_stands_beside_others() -> None:
     with Ranks(2, group=False, **ENVIRONMENT) as ranks:
         ranks.run(beside)
+
+
+@takes_backends
+@pytest.mark.parametrize("string", ["cpu:gradwire,cuda:demanding", "cuda:demanding,cpu:gradwire"])
+def test_options_of_another_backend_of_the_string_are_not_ours(string: str) -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        for given in (False, True):
+            ranks.run(beside_options, string=string, given=given)
 
 
 # ---------------------------------------------------------------------------- failures

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 from gradwire.core.errors import ConfigError, EngineMissingError, RendezvousError
 from gradwire.core.settings import OF_ENGINES, Settings, check_environment
@@ -59,6 +60,8 @@ def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
         try:
             beside = _beside()
             check_environment(all_names())
+            if beside and isinstance(pg_options, Backend.Options):
+                pg_options = None  # the other backend's: torch hands them to each of the string
             settings = _settings(pg_options)
             load_engine()
             rendezvous.agree(meeting, {"min_bytes": settings.min_bytes})
@@ -116,8 +119,8 @@ def _beside() -> bool:
     """Returns whether the backend string names another backend for another device.
 
     Raises:
-        ConfigError: It does, and this torch would replace the whole group by ours without a word,
-            so that the other backend would never be used.
+        ConfigError: It does, and torch would put one of the two in the other's place without a
+            word.
     """
     text = _backend_string()
     others = [part for part in text.split(",") if ":" in part and part.split(":")[1] != BACKEND]
@@ -129,6 +132,17 @@ def _beside() -> bool:
             f"{others[0]!r} would never be used; give {BACKEND!r} alone, take torch "
             f"{TAKES_BACKENDS} or later, or attach modules over another backend",
         )
+    for other in others:
+        # A group keeps its backends by their types, and all from outside of torch are of one.
+        known = dist.Backend.backend_type_map.get(other.split(":")[1])
+        if known in (None, dist.ProcessGroup.BackendType.CUSTOM):
+            raise ConfigError.of(
+                "backend",
+                text,
+                f"torch would take {BACKEND!r} and {other!r} for one and the same backend of the "
+                f"group; give {BACKEND!r} beside a backend of torch's own, such as nccl or gloo, "
+                "or attach modules over another backend",
+            )
     return bool(others)
 
 

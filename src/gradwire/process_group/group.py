@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
 from gradwire.process_group.collectives import CARRIED, EngineCollectives, Request
 from gradwire.process_group.delegation import COLLECTIVES, delegate, outside_graphs
@@ -29,6 +30,12 @@ OVER_GLOO = (
     "reduce_scatter_tensor_coalesced",
 )
 """The methods that go to the inner group as they are; some names are newer than others."""
+
+
+GLOO_REDUCES = "2.13"
+"""The first version of torch whose Gloo is known to average, and to reduce-scatter by every
+operation. Before, some versions refuse averages, and others take the sum instead without a word.
+"""
 
 
 class GradwireGroup(dist.ProcessGroup):
@@ -62,9 +69,11 @@ class GradwireGroup(dist.ProcessGroup):
         self.gloo = ProcessGroupGloo(
             PrefixStore("gloo/", store), group.rank, group.world_size, timeout=timeout
         )
-        self.gloo.options.global_ranks_in_group = list(group.ranks)
-        self.gloo.options.group_name = group.name  # type: ignore[assignment]
-        self.gloo._set_sequence_number_for_group()
+        if hasattr(self.gloo.options, "global_ranks_in_group"):  # torch 2.7 has neither
+            self.gloo.options.global_ranks_in_group = list(group.ranks)
+            self.gloo.options.group_name = group.name  # type: ignore[assignment]
+        if torch.__version__ < "2.14":  # later versions count by themselves
+            self.gloo._set_sequence_number_for_group()
         self.inner = dist.ProcessGroup(store, group.rank, group.world_size)
         for each in (self, self.inner):
             each._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -167,6 +176,13 @@ class GradwireGroup(dist.ProcessGroup):
         opts = _options(dist.ReduceScatterOptions, opts, None, None)
         alike = given.numel() == output.numel() * self._group.world_size
         if not alike or not self._for_engine([given], output, opts.reduceOp):
+            if torch.__version__ < GLOO_REDUCES and not opts.reduceOp == dist.ReduceOp.SUM:
+                raise ConfigError.of(
+                    "op",
+                    opts.reduceOp,
+                    f"Gloo of torch {torch.__version__} may take the sum in its place; take torch "
+                    f"{GLOO_REDUCES} or later, or all_reduce",
+                )
             return self.inner._reduce_scatter_base(output, given, opts)
         shards = (output.numel(),) * self._group.world_size
         return self._start("reduce_scatter", [given], output, shards, opts)
@@ -189,12 +205,13 @@ class GradwireGroup(dist.ProcessGroup):
 
     def _for_engine(self, inputs: list[torch.Tensor], output: torch.Tensor, operation: Any) -> bool:
         """Returns whether a collective goes to the engine, alike on all members."""
+        averages_alone = torch.__version__ < GLOO_REDUCES and operation == dist.ReduceOp.AVG
         return (
             self._group.world_size > 1
             and output.dtype in CARRIED
             and (operation == dist.ReduceOp.SUM or operation == dist.ReduceOp.AVG)
             and sum(each.numel() for each in inputs) * output.element_size()
-            >= self.settings.min_bytes
+            >= (1 if averages_alone else self.settings.min_bytes)
             and all(
                 each.dtype == output.dtype
                 and each.device.type == "cpu"
