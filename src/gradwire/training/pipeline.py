@@ -837,7 +837,7 @@ class GradientPipeline:
             self._books.restore_pruned(transfer)
             host = transfer.stage.host()
             np.copyto(host, self._books.sent(transfer))
-            return self._transfer(host, plan, step=step.number)
+            handle = self._transfer(host, plan, step=step.number)
             handle.add_done_callback(functools.partial(self._take_resent, transfer))
 
     def _take_resent(self, transfer: Transfer, done: Handle) -> None:
