@@ -145,6 +145,14 @@ def test_configure_says_what_would_be_right(
         {"servers": ["host:1"], "route": "server"},
         {"port": 70_000},
         {"port": True},
+        {"port": "7000-6999"},
+        {"port": "0-10"},
+        {"port": "-7000"},
+        {"port": "7000-7001-7002"},
+        {"port": "a few"},
+        {"port": (7000, 70_000)},
+        {"port": (7000.0, 7001.0)},
+        {"port": ()},
         {"datagram": 9_000},
         {"datagram": False},
         {"datagram": 1472.0},
@@ -221,6 +229,25 @@ def test_known_settings_are_listed_once() -> None:
 
 def test_tools_variables_are_no_settings() -> None:
     configure("mlt", {}, {"GRADWIRE_LAB_X": "1", "GRADWIRE_TEST_Y": "1", "PATH": "x"})
+
+
+@pytest.mark.parametrize(
+    ("port", "ports"),
+    [
+        (0, range(1)),
+        (7000, range(7000, 7001)),
+        ("7000", range(7000, 7001)),
+        ("7000-7003", range(7000, 7004)),
+        ((7000, 7003), range(7000, 7004)),
+        ([np.int64(7000), 7000], range(7000, 7001)),
+    ],
+)
+def test_a_port_is_a_number_or_a_range(port: Any, ports: range) -> None:
+    settings = Settings(port=port)
+    assert settings.ports == ports
+    assert settings.transport() == Settings(port=settings.port).transport()
+    read = Settings.build({}, environment={"GRADWIRE_PORT": str(settings.port)})
+    assert read.ports == ports
 
 
 def test_the_agreed_part_leaves_out_what_is_local() -> None:

@@ -112,6 +112,8 @@ def kind(hint: object) -> str:
         return ", ".join(
             f'"{word}"' if isinstance(word, str) else str(word).lower() for word in inner
         )
+    if origin is tuple:
+        return "pair"
     if origin is dict:
         return "table"
     if inner and origin is not None and "Sequence" not in str(origin):

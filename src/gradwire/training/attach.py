@@ -15,6 +15,7 @@ from gradwire.policies import Policy
 from gradwire.training.ddp_module import check_hands_over, ddp_of
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
+from gradwire.training.off import LeftAlone, switched_off
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.all_reduce import Connected
 from gradwire.transport.communicator import Communicator
@@ -45,7 +46,8 @@ def attach(
             module, made by copy.deepcopy or torch.save, averages over its process group until it
             is attached itself.
         policy: a name ("reliable", "dblp", …: docs/policies.md) or a policy object. None takes the
-            name in GRADWIRE_POLICY, else "adaptive".
+            name in GRADWIRE_POLICY, else "adaptive". "off" leaves DDP alone, and so does
+            GRADWIRE_POLICY=off, whatever is given here; options are not read then.
         optimizer: the optimizer that steps once after each backward pass. Its family decides
             error_feedback="auto", a learning rate that has halved makes a phase critical, and
             guard="skip" keeps it from stepping.
@@ -66,6 +68,10 @@ def attach(
         EngineMissingError: the engine was not built.
     """
     ddp = ddp_of(model)
+    if switched_off(policy):
+        _check_free(ddp)
+        left = LeftAlone(ddp, options)
+        return Attachment(left, left)
     state = _configured(ddp, policy, optimizer, scaler, options)
     return _open(state, ddp)
 
@@ -79,7 +85,9 @@ class Attachment(Connected):
 
     _instead = ": save its state_dict(), and attach the copy of the module"
 
-    def __init__(self, state: HookState, pipeline: GradientPipeline) -> None:
+    def __init__(
+        self, state: HookState | LeftAlone, pipeline: GradientPipeline | LeftAlone
+    ) -> None:
         self._state = state
         self._pipeline = pipeline
         self._detached = False
@@ -251,7 +259,7 @@ class Attachment(Connected):
         adds rtprop_ns and queue_delay_ns (nanoseconds), btlbw (bytes/s), send_window and
         receive_window (bytes).
         """
-        return self.communicator.counters()
+        return self._pipeline.counters()
 
     def _check(self) -> None:
         if self._detached:
@@ -309,15 +317,21 @@ def _found(model: DistributedDataParallel) -> HookState | None:
             setting="model",
             value=name,
         )
-    if not found.serves(model):
-        return None
-    if found.active:
-        raise ConfigError.about(
-            "gradwire is already attached to this module",
-            "call detach() on that attachment first",
-            setting="model",
-        )
-    return found
+    _check_free(model)
+    return found if found.serves(model) else None
+
+
+def _check_free(model: DistributedDataParallel) -> None:
+    """Raises ConfigError where gradwire is attached to the module."""
+    for hook, state in model._comm_hooks:
+        if hook is not comm_hook or not isinstance(state, HookState):
+            continue
+        if state.serves(model) and state.active:
+            raise ConfigError.about(
+                "gradwire is already attached to this module",
+                "call detach() on that attachment first",
+                setting="model",
+            )
 
 
 def _register(model: DistributedDataParallel, state: HookState) -> None:

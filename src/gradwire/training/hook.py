@@ -31,6 +31,7 @@ from gradwire.training.groups import Group
 from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
 from gradwire.training.hosts.seat import share_number, take_seat
+from gradwire.training.off import OFF, Off, agree_off, switched_off
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
 from gradwire.transport.communicator import Communicator
@@ -189,6 +190,17 @@ class HookState:
         servers = self._settings.server_count
         self.policy.prepare(self._tensors, vectors=self._vectors, servers=servers)
 
+    def leaves_alone(self) -> bool:
+        """Returns whether the process group averages, after `deactivate` or under policy "off".
+
+        The first call under policy "off" is collective: all ranks have to be off.
+        """
+        if self.active and self.policy.name == OFF:
+            waits = {"rendezvous_timeout": self._settings.rendezvous_timeout}
+            agree_off(self.process_group, waits)
+            self.active = False
+        return not self.active
+
     def serve(self, ddp: DistributedDataParallel) -> None:
         """Notes the module whose hook has this state."""
         self._ddp = weakref.ref(ddp)
@@ -270,7 +282,11 @@ class HookState:
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        load_engine()  # a missing engine is an error before the ranks meet
+        if switched_off(policy):
+            policy = Off()
+            options = {k: v for k, v in options.items() if k == "rendezvous_timeout"}
+        else:
+            load_engine()  # a missing engine is an error before the ranks meet
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
         if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
@@ -359,7 +375,7 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
     handed: object = bucket
     if isinstance(handed, tuple):
         raise python_reducer()
-    if not state.active:
+    if state.leaves_alone():
         return _forward_to_host(state, bucket)
     state.check_join()
     pipeline = state.pipeline
