@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
@@ -372,12 +373,22 @@ class Wrapper(torch.optim.Optimizer):
         return self.optimizer.param_groups
 
 
+def test_the_optimizer_inside_a_wrapper_decides() -> None:
+    model = torch.nn.Linear(2, 2)
+    options: dict[str, Any] = {"p": 0.1, "fill": "momentum"}  # Adam's
+    adam = Wrapper(Wrapper(torch.optim.AdamW(model.parameters())))
+    HookState("mlt", model=model, optimizer=adam, **options)
+    sgd = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="optimizer=SGD"):
+        HookState("mlt", model=model, optimizer=sgd, **options)
+
+
 def test_a_wrapper_that_takes_no_hooks_is_refused() -> None:
     model = torch.nn.Linear(2, 2)
-    wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ConfigError, match=r"optimizer=Wrapper: .*=optimizer\.optimizer"):
+    wrapper = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), None)
+    with pytest.raises(ConfigError, match=r"optimizer=PostLocalSGDOptimizer: .* inside it"):
         HookState("mlt", model=model, optimizer=wrapper)
-    HookState("mlt", model=model, optimizer=wrapper.optimizer)
+    HookState("mlt", model=model, optimizer=wrapper.optim)
 
 
 def test_a_parameter_on_a_device_that_none_can_be_taken_off_is_refused_by_name() -> None:

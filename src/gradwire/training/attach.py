@@ -42,15 +42,16 @@ def attach(
     on all ranks.
 
     Args:
-        model: the DDP module, which may be compiled (`torch.compile(ddp)`). A copy of an attached
-            module, made by copy.deepcopy or torch.save, averages over its process group until it
-            is attached itself.
+        model: the DDP module, which may be compiled (`torch.compile(ddp)`) or wrapped by
+            Lightning's Fabric. A copy of an attached module, made by copy.deepcopy or torch.save,
+            averages over its process group until it is attached itself.
         policy: a name ("reliable", "dblp", …: docs/policies.md) or a policy object. None takes the
             name in GRADWIRE_POLICY, else "adaptive". "off" leaves DDP alone, and so does
             GRADWIRE_POLICY=off, whatever is given here; options are not read then.
         optimizer: the optimizer that steps once after each backward pass. Its family decides
             error_feedback="auto", a learning rate that has halved makes a phase critical, and
-            guard="skip" keeps it from stepping.
+            guard="skip" keeps it from stepping. It may be a framework's wrapper that keeps it as
+            `.optimizer`, such as Accelerate's.
         scaler: the GradScaler that scales the loss. Norms and residuals follow its scale, and a
             step that it skips uses up no residual.
         **options: the policy's options (p_low=0.01, …) and the common settings of

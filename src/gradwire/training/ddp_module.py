@@ -6,6 +6,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
+from gradwire.training.wrappers import inner_modules
 
 __all__ = ["check_hands_over", "ddp_of", "python_reducer"]
 
@@ -40,7 +41,7 @@ _ADVICE = (
 
 
 def ddp_of(model: object) -> DistributedDataParallel:
-    """Returns the DDP module: the model, or the module that `torch.compile` has wrapped.
+    """Returns the DDP module: the model, or what is inside of a framework's wrapper.
 
     Args:
         model: What the user gave.
@@ -51,14 +52,9 @@ def ddp_of(model: object) -> DistributedDataParallel:
     Raises:
         ConfigError: It is anything else; the error says what to give or use instead.
     """
-    found = model
-    while not isinstance(found, DistributedDataParallel) and isinstance(found, torch.nn.Module):
-        inner = found._modules.get("_orig_mod")
-        if inner is None:
-            break
-        found = inner
-    if isinstance(found, DistributedDataParallel):
-        return found
+    for found in inner_modules(model):
+        if isinstance(found, DistributedDataParallel):
+            return found
     kind = type(found).__name__
     raise ConfigError.about(
         f"attach(model) with a {kind}", _advice(found), setting="model", value=kind
