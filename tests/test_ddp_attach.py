@@ -117,6 +117,26 @@ def test_a_foreign_hook_is_an_error(two: Ranks) -> None:
     two.run(foreign)
 
 
+def foreign_on_one(rank: int, world: int) -> tuple[str, str]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ddp = wrap(model())
+    if rank == 1:
+        ddp.register_comm_hook(None, allreduce_hook)
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(1))  # over gloo on both, whatever the hook
+    return type(raised.value).__name__, str(raised.value)
+
+
+def test_a_foreign_hook_on_one_rank_is_told_to_all_at_once(two: Ranks) -> None:
+    (other, message), (own, own_message) = two.run(foreign_on_one)
+    assert (own, other) == ("ConfigError", "RendezvousError")
+    assert "already has the communication hook 'allreduce_hook'" in own_message
+    assert "attach gradwire to a module without one" in own_message
+    assert message == f"rank 1 failed: {own_message}"
+
+
 def bare(rank: int, world: int) -> None:
     net, reference = model(), model()
     ddp = wrap(net)
