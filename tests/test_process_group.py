@@ -581,7 +581,7 @@ def test_without_autoload_and_without_an_import_torch_names_the_backend_at_once(
     code = (
         "import torch.distributed as dist\n"
         "try:\n"
-        f"    dist.init_process_group('gradwire', rank=0, world_size=2, init_method="
+        f"    dist.init_process_group('gradwire', rank=0, world_size=1, init_method="
         f"'tcp://127.0.0.1:{free_port()}')\n"
         "except Exception as error:\n"
         "    print(error)\n"
