@@ -23,7 +23,7 @@ def options_of_torchrun() -> set[str]:
     return {option for action in get_args_parser()._actions for option in action.option_strings}
 
 
-def test_every_example_is_on_a_page_and_fits_a_screen() -> None:
+def test_every_example_is_on_a_page_and_has_short_lines() -> None:
     pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     for path in sorted(EXAMPLES.iterdir()):
         if path.is_file():

@@ -57,14 +57,14 @@ def launch(rank: int, world: int, script: str, folder: str, port: int) -> tuple[
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=150,
+        timeout=200,
     )
     return done.returncode, done.stdout
 
 
 def trained(ranks: HostRanks, script: Path, folder: Path, port: int) -> list[dict[str, Any]]:
     """What each rank has saved in the end."""
-    results = ranks.run(launch, timeout=180, script=str(script), folder=str(folder), port=port)
+    results = ranks.run(launch, timeout=230, script=str(script), folder=str(folder), port=port)
     for status, output in results:
         assert status == 0, output
     return [torch.load(folder / f"{rank}-{STEPS}.pt") for rank in (0, 1)]
