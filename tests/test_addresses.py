@@ -220,11 +220,18 @@ def test_link_local_addresses_may_be_on_every_host() -> None:
     assert refused([introduction(0, "fe80::1"), introduction(1, "fe80::1")]).ranks == (0, 1)
 
 
-def test_one_port_of_one_address_has_one_taker() -> None:
+def test_a_port_of_one_address_has_one_taker_and_a_range_has_as_many_as_ports() -> None:
     alike = {"identity": "one", "port": 7000}
     error = refused([introduction(0, "10.0.0.1", **alike), introduction(1, "10.0.0.1", **alike)])
     assert error.ranks == (0, 1)
     assert "port=7000" in str(error)
+    assert "port='7000-7001'" in str(error)  # what would be enough
+    alike = {"identity": "one", "port": "7000-7001"}
+    three = [introduction(endpoint, "10.0.0.1", **alike) for endpoint in range(3)]
+    met(three[:2])
+    error = refused(three)
+    assert error.ranks == (0, 1, 2)
+    assert "port='7000-7002'" in str(error)
     met([introduction(0, "10.0.0.1", **alike), introduction(1, "10.0.1.1", **alike)])
     met([introduction(0, "10.0.0.1", port=7000), introduction(1, "10.0.0.2", port=7000)])
     met([introduction(0, "10.0.0.1", identity="one"), introduction(1, "10.0.0.1", identity="one")])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +115,26 @@ def foreign(rank: int, world: int) -> None:
 
 def test_a_foreign_hook_is_an_error(two: Ranks) -> None:
     two.run(foreign)
+
+
+def foreign_on_one(rank: int, world: int) -> tuple[str, str]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ddp = wrap(model())
+    if rank == 1:
+        ddp.register_comm_hook(None, allreduce_hook)
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(1))  # over gloo on both, whatever the hook
+    return type(raised.value).__name__, str(raised.value)
+
+
+def test_a_foreign_hook_on_one_rank_is_told_to_all_at_once(two: Ranks) -> None:
+    (other, message), (own, own_message) = two.run(foreign_on_one)
+    assert (own, other) == ("ConfigError", "RendezvousError")
+    assert "already has the communication hook 'allreduce_hook'" in own_message
+    assert "attach gradwire to a module without one" in own_message
+    assert message == f"rank 1 failed: {own_message}"
 
 
 def bare(rank: int, world: int) -> None:
@@ -550,6 +572,35 @@ def starts_over(rank: int, world: int, store_ports: list[int]) -> int:
 def test_an_engine_of_a_store_that_is_gone_does_not_keep_its_port() -> None:
     with Ranks(2) as ranks:
         assert ranks.run(starts_over, store_ports=[free_port() for _ in range(3)]) == [1, 1]
+
+
+def in_a_range(rank: int, world: int, low: int) -> int:
+    """The engine's port, of a range whose first one is not free."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("gradwire")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable", port=f"{low}-{low + 4}")
+    train(ddp, rank, range(1))
+    attachment.detach()
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(wrap(model()), "reliable", port=(low, low + 4 * rank))
+    assert re.search(rf"rank 0 .*cannot open UDP 127.0.0.1 port={low}:", str(raised.value))
+    log.removeHandler(handler)
+    (place,) = re.findall(r"reached all peers: .*?UDP 127.0.0.1:(\d+),", "\n".join(lines))
+    return int(place)
+
+
+def test_engines_take_the_free_ports_of_a_range() -> None:
+    with Ranks(2) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        low = free_port(socket.SOCK_DGRAM)
+        holder.bind(("127.0.0.1", low))
+        here, there = ranks.run(in_a_range, low=low)
+    assert here != there
+    assert {here, there} <= set(range(low + 1, low + 5))
 
 
 def late(rank: int, world: int) -> tuple[int, ...]:

@@ -65,6 +65,30 @@ def check_steps(
 # ---------------------------------------------------------------------------- compiled modules
 
 
+class FabricModule(nn.Module):
+    """A module as Lightning's Fabric wraps it."""
+
+    def __init__(self, forward_module: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = forward_module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._forward_module(x)
+        return out
+
+
+def fabrics(rank: int, world: int) -> None:
+    outer = FabricModule(wrap(model()))
+    for module in (outer, compiled(outer)):
+        attachment = gradwire.attach(module, "reliable")
+        check_steps(outer, rank, range(2), attachment)
+        attachment.detach()
+
+
+def test_a_module_of_fabric_is_looked_through(two: Ranks) -> None:
+    two.run(fabrics, timeout=120)
+
+
 def compiled_outside(rank: int, world: int) -> None:
     ddp = DistributedDataParallel(model())  # small buckets are not for torch's DDPOptimizer
     outer = compiled(ddp)
@@ -159,7 +183,7 @@ class Wrapper(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._forward_module = wrap(model())
+        self.inner = wrap(model())
 
 
 def kinds() -> dict[str, object]:
@@ -205,7 +229,7 @@ def test_each_kind_of_module_has_its_own_advice(two: Ranks) -> None:
         "FSDP1": "in place of FSDP",
         "replicate": "in place of replicate",
         "replicate by FSDP": "hands that all-reduce to nobody",
-        "around a DDP module": "attach(model._forward_module)",
+        "around a DDP module": "attach(model.inner)",
         "Lightning": "trainer.strategy.model",
         "DeepSpeed": "DeepSpeed",
         "no module": "the module that DistributedDataParallel returned",

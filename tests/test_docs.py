@@ -107,6 +107,40 @@ def test_python_on_the_pages_is_python() -> None:
                 pytest.fail(f"{page.relative_to(ROOT)}: {error}\n{code}")
 
 
+# ---------------------------------------------------------------------------- logging
+
+
+def template(node: ast.expr) -> str:
+    """The text of a log's or warning's first argument, with … for what is put in."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values]
+        return "".join(parts)
+    assert isinstance(node, ast.Constant), ast.unparse(node)
+    return re.sub(r"%[.\w]*\w", "…", str(node.value)).replace("\n", " ")
+
+
+def logged() -> Iterator[tuple[str, str]]:
+    """(level, line) of each log and (level, text) of each warning in the sources."""
+    levels = {"exception": "error", "warn": "warn"}
+    for path in (ROOT / "src" / "gradwire").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            owner = ast.unparse(node.func.value)
+            if owner in ("log", "warnings") and node.args:
+                level = levels.get(node.func.attr, node.func.attr)
+                yield level.upper(), template(node.args[0])
+            assert owner != "logging" or ast.unparse(node) == "logging.getLogger('gradwire')", path
+
+
+def test_the_page_of_logging_has_every_line_and_no_other() -> None:
+    page = (DOCS / "reference" / "logging.md").read_text(encoding="utf-8")
+    lines, warnings = page.split("\n## Warnings\n")
+    rows = re.findall(r"^\| (INFO|WARNING|ERROR|DEBUG|CRITICAL) \| `(.+?)` \| \S", lines, re.M)
+    rows += [("WARN", text) for text in re.findall(r"^\| `(.+?)` \| \S", warnings, re.M)]
+    assert sorted(rows) == sorted(logged())
+
+
 # ---------------------------------------------------------------------------- commands
 
 

@@ -80,9 +80,12 @@ def test_a_port_that_another_process_holds_is_a_problem(monkeypatch: pytest.Monk
         monkeypatch.setenv("GRADWIRE_PORT", str(port))
         monkeypatch.setenv("GRADWIRE_INTERFACE", "127.0.0.1")
         result = call("doctor")
+        monkeypatch.setenv("GRADWIRE_PORT", f"{port}-{min(port + 20, 65535)}")
+        beside = call("doctor")
     assert result["exit"] == 1
     assert level(result, "port") == "problem"
     assert level(result, "address") == "warning"  # loopback
+    assert level(beside, "port") == "ok"
 
 
 @pytest.mark.parametrize(

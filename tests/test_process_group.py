@@ -668,6 +668,21 @@ def test_a_broken_installation_does_not_break_import_torch(tmp_path: Path) -> No
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in run.stderr
 
 
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch finds the backend by its name")
+def test_without_autoload_and_without_an_import_torch_names_the_backend_at_once() -> None:
+    """docs/guides/backend.md says what to do under this text."""
+    code = (
+        "import torch.distributed as dist\n"
+        "try:\n"
+        f"    dist.init_process_group('gradwire', rank=0, world_size=1, init_method="
+        f"'tcp://127.0.0.1:{free_port()}')\n"
+        "except Exception as error:\n"
+        "    print(error)\n"
+    )
+    run = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert run.stdout.strip() == "Unknown backend type gradwire", run.stderr
+
+
 def test_without_autoload_an_import_registers() -> None:
     code = (
         "import torch\n"

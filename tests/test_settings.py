@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
@@ -145,6 +146,14 @@ def test_configure_says_what_would_be_right(
         {"servers": ["host:1"], "route": "server"},
         {"port": 70_000},
         {"port": True},
+        {"port": "7000-6999"},
+        {"port": "0-10"},
+        {"port": "-7000"},
+        {"port": "7000-7001-7002"},
+        {"port": "a few"},
+        {"port": (7000, 70_000)},
+        {"port": (7000.0, 7001.0)},
+        {"port": ()},
         {"datagram": 9_000},
         {"datagram": False},
         {"datagram": 1472.0},
@@ -221,6 +230,25 @@ def test_known_settings_are_listed_once() -> None:
 
 def test_tools_variables_are_no_settings() -> None:
     configure("mlt", {}, {"GRADWIRE_LAB_X": "1", "GRADWIRE_TEST_Y": "1", "PATH": "x"})
+
+
+@pytest.mark.parametrize(
+    ("port", "ports"),
+    [
+        (0, range(1)),
+        (7000, range(7000, 7001)),
+        ("7000", range(7000, 7001)),
+        ("7000-7003", range(7000, 7004)),
+        ((7000, 7003), range(7000, 7004)),
+        ([np.int64(7000), 7000], range(7000, 7001)),
+    ],
+)
+def test_a_port_is_a_number_or_a_range(port: Any, ports: range) -> None:
+    settings = Settings(port=port)
+    assert settings.ports == ports
+    assert settings.transport() == Settings(port=settings.port).transport()
+    read = Settings.build({}, environment={"GRADWIRE_PORT": str(settings.port)})
+    assert read.ports == ports
 
 
 def test_the_agreed_part_leaves_out_what_is_local() -> None:
@@ -345,12 +373,22 @@ class Wrapper(torch.optim.Optimizer):
         return self.optimizer.param_groups
 
 
+def test_the_optimizer_inside_a_wrapper_decides() -> None:
+    model = torch.nn.Linear(2, 2)
+    options: dict[str, Any] = {"p": 0.1, "fill": "momentum"}  # Adam's
+    adam = Wrapper(Wrapper(torch.optim.AdamW(model.parameters())))
+    HookState("mlt", model=model, optimizer=adam, **options)
+    sgd = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="optimizer=SGD"):
+        HookState("mlt", model=model, optimizer=sgd, **options)
+
+
 def test_a_wrapper_that_takes_no_hooks_is_refused() -> None:
     model = torch.nn.Linear(2, 2)
-    wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ConfigError, match=r"optimizer=Wrapper: .*=optimizer\.optimizer"):
+    wrapper = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), None)
+    with pytest.raises(ConfigError, match=r"optimizer=PostLocalSGDOptimizer: .* inside it"):
         HookState("mlt", model=model, optimizer=wrapper)
-    HookState("mlt", model=model, optimizer=wrapper.optimizer)
+    HookState("mlt", model=model, optimizer=wrapper.optim)
 
 
 def test_a_parameter_on_a_device_that_none_can_be_taken_off_is_refused_by_name() -> None:

@@ -32,7 +32,8 @@ A setting is given as a keyword argument of `gradwire.attach` or `gradwire.HookS
 is read from its environment variable, and one that is set nowhere has its default. An empty
 variable counts as unset. A variable that begins with `GRADWIRE_` and names no setting is an error,
 except for `GRADWIRE_LAB_…`, `GRADWIRE_DEMO_…`, `GRADWIRE_BENCH_…` and `GRADWIRE_TEST_…`. A variable
-for an option that the job's policy does not have is a warning.
+for an option that the job's policy does not have is a warning. `GRADWIRE_POLICY=off` wins over the
+argument ([off](../guides/choosing-a-policy.md#off)).
 
 Truth values in variables are `1`, `true`, `yes`, `on` and `0`, `false`, `no`, `off`. Tables and
 lists can be given as arguments only. The words that the meanings use are explained in
@@ -112,6 +113,8 @@ def kind(hint: object) -> str:
         return ", ".join(
             f'"{word}"' if isinstance(word, str) else str(word).lower() for word in inner
         )
+    if origin is tuple:
+        return "pair"
     if origin is dict:
         return "table"
     if inner and origin is not None and "Sequence" not in str(origin):
@@ -152,7 +155,8 @@ def page() -> str:
     """The whole page."""
     policies = [policy_class(name) for name in names()]
     listed = ", ".join(f'`"{policy.name}"`' for policy in policies)
-    lines = [HEAD.replace("POLICIES", f"what may be lost, and when a transfer ends: {listed}")]
+    said = f'what may be lost, and when a transfer ends: {listed}; `"off"` leaves DDP alone'
+    lines = [HEAD.replace("POLICIES", said)]
     lines[0] = lines[0].rstrip() + "\n"
     lines += table(Settings, (field.name for field in dataclasses.fields(Settings)))
     for policy in policies:

@@ -232,8 +232,11 @@ def server(
         str, typer.Option(help="network interface or own address; else GRADWIRE_INTERFACE")
     ] = "",
     port: Annotated[
-        int | None,
-        typer.Option(help="UDP port, 0 for any free one; else GRADWIRE_PORT, else 0"),
+        str | None,
+        typer.Option(
+            help="UDP port, or a range as in 29600-29700; 0 for any free one; else GRADWIRE_PORT, "
+            "else 0"
+        ),
     ] = None,
     dscp: Annotated[
         int | None,

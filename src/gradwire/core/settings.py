@@ -20,7 +20,7 @@ from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.loss_runs import runs_possible, shortest_run
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
-__all__ = ["PREFIX", "Settings", "from_environment", "setting_names"]
+__all__ = ["PREFIX", "Settings", "from_environment", "ports_of", "setting_names"]
 
 PREFIX = "GRADWIRE_"
 """The prefix of the environment variables' names."""
@@ -29,6 +29,12 @@ FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE
 """Prefixes of variables that belong to gradwire's own tools and are no settings."""
 
 
+LAST_PORT = 65535
+PORT = int | str | tuple[int, int]
+"""The type of a port, or of a range of them as text or a pair."""
+ALLOWED_PORTS = (
+    f"a whole number from 0 to {LAST_PORT}, or a range of ports above 0, as in '29600-29700'"
+)
 LARGEST_RISE = 1e6
 LONGEST_RUN = 1e9
 
@@ -71,7 +77,8 @@ class Settings:
         interface: The network interface by which gradwire's datagrams leave, by name or by its
             address (IPv4 or IPv6); None for the one that leads to the store's host. It is compared
             with the host's interfaces when the ranks meet (`gradwire.transport.addresses`).
-        port: UDP port, 0 for any free one.
+        port: UDP port: 0 for any free one, a number, or a range, as "29600-29700" or a pair, of
+            which each process takes the first free one.
         datagram: Largest UDP payload, 0 for what the smallest MTU of interfaces and routes allows.
         rendezvous_timeout: How long to wait for the peers to appear.
         peer_timeout: How long a peer's engine may be silent before it counts as dead.
@@ -117,7 +124,7 @@ class Settings:
     servers: int | None = None
     hosts: Literal["auto", False] = "auto"
     interface: str | None = None
-    port: int = 0
+    port: PORT = 0
     datagram: int = 0
     rendezvous_timeout: float = 60.0
     peer_timeout: float = 30.0
@@ -165,7 +172,7 @@ class Settings:
                 )
         if not isinstance(self.hosts, str | bool) or self.hosts not in ("auto", False):
             raise ConfigError.of("hosts", self.hosts, "allowed are 'auto', False")
-        _whole("port", self.port, 0, 65535)
+        object.__setattr__(self, "port", _ports(self.port))
         if not (is_whole(self.datagram) and self.datagram == 0):
             _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
         _seconds("rendezvous_timeout", self.rendezvous_timeout, SHORTEST_S)
@@ -222,6 +229,11 @@ class Settings:
         if not isinstance(self.ecn, bool):
             raise ConfigError.of("ecn", self.ecn, "allowed are True, False")
         _whole("min_bytes", self.min_bytes, 1, 1 << 62)
+
+    @property
+    def ports(self) -> range:
+        """The UDP ports to try, in order; 0 alone for any free one."""
+        return ports_of(self.port)
 
     @property
     def server_count(self) -> int:
@@ -304,6 +316,12 @@ class Settings:
         return Settings(**{**read, **given})  # type: ignore[arg-type]
 
 
+def ports_of(port: object) -> range:
+    """Returns the ports that a checked value of the setting `port` stands for."""
+    low, _, high = str(port).partition("-")
+    return range(int(low), int(high or low) + 1)
+
+
 def setting_names() -> tuple[str, ...]:
     """Returns the names of the common settings."""
     return tuple(field.name for field in dataclasses.fields(Settings))
@@ -379,6 +397,8 @@ def _alternatives(hint: object) -> list[object]:
 
 def _parsers(hint: object) -> list[Callable[[str], object]]:
     parsers: list[Callable[[str], object]] = []
+    if hint == PORT:
+        return [_ports]
     for part in _alternatives(hint):
         if typing.get_origin(part) is Literal:
             parsers.append(_one_of(typing.get_args(part)))
@@ -396,6 +416,8 @@ def _parsers(hint: object) -> list[Callable[[str], object]]:
 def _describe(hint: object) -> str:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     described: list[str] = []
+    if hint == PORT:
+        return ALLOWED_PORTS
     for part in _alternatives(hint):
         if typing.get_origin(part) is Literal:
             described.extend(repr(word) for word in typing.get_args(part))
@@ -431,6 +453,24 @@ def _integer(text: str) -> int:
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if not is_whole(value) or not low <= value <= high:
         raise ConfigError.of(name, value, f"a whole number from {low} to {high}")
+
+
+def _ports(value: object) -> int | str:
+    """Returns a port as a number, and a range of ports as "low-high"; raises ConfigError."""
+    ends: list[object] = [value]
+    if isinstance(value, str):
+        ends = [int(end) if end.isascii() and end.isdigit() else end for end in value.split("-")]
+    elif isinstance(value, (tuple, list)):
+        ends = [plain(end) for end in value]
+    low, high = ends[0] if ends else None, ends[-1] if ends else None
+    within = is_whole(low) and is_whole(high) and 0 <= low <= high <= LAST_PORT
+    if not within or len(ends) > 2 or (low == 0 and len(ends) == 2):
+        raise ConfigError.of(
+            "port",
+            value,
+            ALLOWED_PORTS,
+        )
+    return low if low == high else f"{low}-{high}"  # type: ignore[return-value]
 
 
 def _seconds(name: str, value: object, low: float) -> None:

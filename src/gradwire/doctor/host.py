@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import platform
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from gradwire.transport.addresses import (
     describe_interfaces,
     is_loopback,
     local_addresses,
+    on_first_free,
     reachable_interfaces,
 )
 from gradwire.transport.native import load_engine
@@ -151,30 +153,32 @@ def _mtu(own: LocalAddress, settings: Settings) -> Finding:
 def _socket(host: Host, own: LocalAddress, settings: Settings) -> list[Finding]:
     """Opens an engine as a job would, and reads what the kernel grants it."""
     native = load_engine()
+    make = functools.partial(
+        native.Engine,
+        endpoint=0,
+        workers=1,
+        servers=0,
+        session=1,
+        address=own.bound,
+        dscp=settings.dscp,
+        ecn=settings.ecn,
+    )
     try:
-        engine = native.Engine(
-            endpoint=0,
-            workers=1,
-            servers=0,
-            session=1,
-            address=own.bound,
-            port=settings.port,
-            dscp=settings.dscp,
-            ecn=settings.ecn,
-        )
+        engine = on_first_free(settings.ports, lambda port: make(port=port))
     except (OSError, ValueError) as error:
         in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        typed = f"ss -ulpn 'sport = :{settings.port}'   # names the process" if in_use else ""
+        typed = f"ss -ulpn 'sport = :{settings.ports[0]}'   # names the process" if in_use else ""
         where = f"UDP {own.bound} port {settings.port or 'any'}"
         why = "another process holds the port" if in_use else str(error)
         return [Finding("problem", "port", f"{where} cannot be opened: {why}.", typed)]
     try:
         host.features = dict(engine.features())
+        port = engine.address[1]
     finally:
         engine.close()
     findings = [_buffers(host.features), *_offloads(host.features), _ecn(host.features, settings)]
     if settings.port:
-        text = f"UDP port {settings.port} is free; each process of a host needs its own."
+        text = f"UDP port {port} is free; each process of a host needs its own."
         findings.append(Finding("ok", "port", text))
     return findings
 

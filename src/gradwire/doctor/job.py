@@ -31,6 +31,7 @@ from gradwire.transport import rendezvous
 from gradwire.transport.addresses import (
     LocalAddress,
     host_identity,
+    on_first_free,
     reachable_interfaces,
     scoped,
 )
@@ -435,7 +436,9 @@ def _measure_all(
     try:
         if rank in leaders:
             try:
-                opened = UdpSocket(own.bound, settings.port, settings.dscp)
+                opened = on_first_free(
+                    settings.ports, lambda port: UdpSocket(own.bound, port, settings.dscp)
+                )
             except OSError as error:
                 meeting.tell_failure(error)
                 raise

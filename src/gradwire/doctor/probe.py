@@ -23,6 +23,7 @@ from gradwire.doctor.udp import Place, UdpSocket, place_text
 from gradwire.transport.addresses import (
     LocalAddress,
     local_addresses,
+    on_first_free,
     reachable_interfaces,
     route_mtu,
 )
@@ -95,7 +96,7 @@ def _seconds(timeout: float | None, usual: float) -> float:
 
 
 def _listen(target: str, settings: Settings, idle_s: float, as_json: bool) -> int:
-    port = _port(target, target) if target else settings.port or PORT
+    port = _port(target, target) if target else settings.ports[0] or PORT
     sockets = _listening(settings, port)
 
     def say(name: str, text: str, **more: object) -> None:
@@ -169,13 +170,15 @@ def _listening(settings: Settings, port: int) -> list[UdpSocket]:
 
 
 def _probe(target: str, settings: Settings, contact_s: float, in_json: bool) -> int:
-    host, port = _host_and_port(target, settings.port or PORT)
+    host, port = _host_and_port(target, settings.ports[0] or PORT)
     own, peer = _ends(host, port, settings)
     limit = own.datagram(route_mtu(own.bound, _plain(peer)))
     if settings.datagram:
         limit = min(limit, settings.datagram)
     try:
-        socket_ = UdpSocket(own.bound, settings.port, settings.dscp)
+        socket_ = on_first_free(
+            settings.ports, lambda port: UdpSocket(own.bound, port, settings.dscp)
+        )
     except OSError as error:
         raise ConfigError.of("port", settings.port, f"cannot be opened: {error}") from error
     try:

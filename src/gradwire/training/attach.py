@@ -21,6 +21,7 @@ from gradwire.training.fsdp import Replicated, Sharded
 from gradwire.training.fsdp_module import is_sharded, process_group_of, shard_groups
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
+from gradwire.training.off import LeftAlone, switched_off
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.all_reduce import Connected
 from gradwire.transport.communicator import Communicator
@@ -49,14 +50,16 @@ def attach(
     on all ranks.
 
     Args:
-        model: the DDP module or the sharded model, which may be compiled (`torch.compile(ddp)`). A
-            copy of an attached DDP module, made by copy.deepcopy or torch.save, averages over its
-            process group until it is attached itself.
+        model: the DDP module or the sharded model, which may be compiled (`torch.compile(ddp)`) or
+            wrapped by Lightning's Fabric. A copy of an attached DDP module, made by copy.deepcopy
+            or torch.save, averages over its process group until it is attached itself.
         policy: a name ("reliable", "dblp", …: docs/policies.md) or a policy object. None takes the
-            name in GRADWIRE_POLICY, else "adaptive".
+            name in GRADWIRE_POLICY, else "adaptive". "off" leaves DDP alone, and so does
+            GRADWIRE_POLICY=off, whatever is given here; options are not read then.
         optimizer: the optimizer that steps once after each backward pass. Its family decides
             error_feedback="auto", a learning rate that has halved makes a phase critical, and
-            guard="skip" keeps it from stepping.
+            guard="skip" keeps it from stepping. It may be a framework's wrapper that keeps it as
+            `.optimizer`, such as Accelerate's.
         scaler: the GradScaler that scales the loss. Norms and residuals follow its scale, and a
             step that it skips uses up no residual.
         replicas: the ranks with other replicas of this rank's shards, where a model under
@@ -76,14 +79,21 @@ def attach(
         RendezvousError: ranks, which it names, are absent, configured differently or failed.
         EngineMissingError: the engine was not built.
     """
-    model = unwrapped(model)
-    if isinstance(model, torch.nn.Module) and is_sharded(model):
-        return _open(_fully_sharded(model, replicas, policy, options, optimizer, scaler))
+    found = unwrapped(model)
+    if isinstance(replicas, DeviceMesh):
+        replicas = replicas.get_group()
+    if isinstance(found, torch.nn.Module) and is_sharded(found):
+        if switched_off(policy):
+            return _left_alone(replicas, options)
+        return _open(_fully_sharded(found, replicas, policy, options, optimizer, scaler))
     if replicas is not None:
         raise ConfigError.of(
             "replicas", type(replicas).__name__, "only models under fully_shard have any"
         )
-    ddp = ddp_of(model)
+    ddp = ddp_of(found)
+    if switched_off(policy):
+        _check_free(ddp)
+        return _left_alone(ddp.process_group, options)
     with _failing(ddp.process_group):
         state = _configured(ddp, policy, optimizer, scaler, options)
     seen = getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
@@ -100,7 +110,9 @@ class Attachment(Connected):
 
     _instead = ": save its state_dict(), and attach the copy of the module"
 
-    def __init__(self, state: Connection, pipeline: GradientPipeline) -> None:
+    def __init__(
+        self, state: Connection | LeftAlone, pipeline: GradientPipeline | LeftAlone
+    ) -> None:
         self._state = state
         self._pipeline = pipeline
         self._detached = False
@@ -272,7 +284,7 @@ class Attachment(Connected):
         adds rtprop_ns and queue_delay_ns (nanoseconds), btlbw (bytes/s), send_window and
         receive_window (bytes).
         """
-        return self.communicator.counters()
+        return self._pipeline.counters()
 
     def _check(self) -> None:
         if self._detached:
@@ -281,15 +293,13 @@ class Attachment(Connected):
 
 def _fully_sharded(
     model: torch.nn.Module,
-    replicas: DeviceMesh | dist.ProcessGroup | None,
+    replicas: dist.ProcessGroup | None,
     policy: str | Policy | None,
     options: dict[str, object],
     optimizer: torch.optim.Optimizer | None,
     scaler: torch.amp.GradScaler | None,
 ) -> Connection:
     """Makes the connection of a model under fully_shard."""
-    if isinstance(replicas, DeviceMesh):
-        replicas = replicas.get_group()
     with _failing(replicas):
         groups = shard_groups(model)
     with _failing(replicas or process_group_of(groups)):
@@ -298,6 +308,11 @@ def _fully_sharded(
         if replicas is None:
             return Sharded(model, groups, *common, **more)
         return Replicated(model, groups, replicas, *common, **more)
+
+
+def _left_alone(process_group: dist.ProcessGroup | None, options: dict[str, object]) -> Attachment:
+    left = LeftAlone(process_group, options)
+    return Attachment(left, left)
 
 
 @contextlib.contextmanager
@@ -353,15 +368,21 @@ def _found(model: DistributedDataParallel) -> HookState | None:
             setting="model",
             value=name,
         )
-    if not found.serves(model):
-        return None
-    if found.active:
-        raise ConfigError.about(
-            "gradwire is already attached to this module",
-            "call detach() on that attachment first",
-            setting="model",
-        )
-    return found
+    _check_free(model)
+    return found if found.serves(model) else None
+
+
+def _check_free(model: DistributedDataParallel) -> None:
+    """Raises ConfigError where gradwire is attached to the module."""
+    for hook, state in model._comm_hooks:
+        if hook is not comm_hook or not isinstance(state, HookState):
+            continue
+        if state.serves(model) and state.active:
+            raise ConfigError.about(
+                "gradwire is already attached to this module",
+                "call detach() on that attachment first",
+                setting="model",
+            )
 
 
 def _register(model: DistributedDataParallel, state: HookState) -> None:

@@ -24,8 +24,10 @@ from gradwire.training.groups import Group
 from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
 from gradwire.training.hosts.seat import share_number, take_seat
+from gradwire.training.off import Off, switched_off
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
+from gradwire.training.wrappers import inner_optimizer
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import load_engine
 from gradwire.transport.rendezvous import Meeting, agree
@@ -233,15 +235,19 @@ class Connection:
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        load_engine()  # a missing engine is an error before the ranks meet
+        if switched_off(policy):
+            policy = Off()
+            options = {k: v for k, v in options.items() if k == "rendezvous_timeout"}
+        else:
+            load_engine()  # a missing engine is an error before the ranks meet
+        optimizer = inner_optimizer(optimizer)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
         if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
             raise ConfigError.about(
                 f"optimizer={type(optimizer).__name__}",
                 "a wrapper that takes no step hooks (it is not initialised as a "
-                "torch.optim.Optimizer); give the optimizer inside it, often "
-                "optimizer=optimizer.optimizer",
+                "torch.optim.Optimizer); give the optimizer inside it",
                 setting="optimizer",
                 value=type(optimizer).__name__,
             )

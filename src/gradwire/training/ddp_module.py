@@ -6,6 +6,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
+from gradwire.training.wrappers import inner_modules
 
 __all__ = ["check_hands_over", "ddp_of", "python_reducer", "unwrapped"]
 
@@ -37,15 +38,10 @@ _ADVICE = (
 """Advice by package (a part of its name) and class; subclasses come first."""
 
 
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model, or the module that `torch.compile` has wrapped."""
-    found = model
-    while not isinstance(found, DistributedDataParallel) and isinstance(found, torch.nn.Module):
-        inner = found._modules.get("_orig_mod")
-        if inner is None:
-            break
-        found = inner
-    return found
+def unwrapped(model: object) -> object:
+    """Returns the DDP module in a model with wrappers of frameworks, else what they all wrap."""
+    found = inner_modules(model)
+    return next((each for each in found if isinstance(each, DistributedDataParallel)), found[-1])
 
 
 def ddp_of(found: object) -> DistributedDataParallel:

@@ -22,6 +22,7 @@ from gradwire.policies import Policy
 from gradwire.training.bucket import GradBucket
 from gradwire.training.connection import Connection, no_op
 from gradwire.training.ddp_module import python_reducer
+from gradwire.training.off import OFF, agree_off
 from gradwire.training.pipeline import GradientPipeline
 
 __all__ = ["HookState", "comm_hook"]
@@ -86,6 +87,17 @@ class HookState(Connection):
         if self.find_unused_parameters:
             pipeline.find_unused()
         return pipeline
+
+    def leaves_alone(self) -> bool:
+        """Returns whether the process group averages, after `deactivate` or under policy "off".
+
+        The first call under policy "off" is collective: all ranks have to be off.
+        """
+        if self.active and self.policy.name == OFF:
+            waits = {"rendezvous_timeout": self._settings.rendezvous_timeout}
+            agree_off(self.process_group, waits)
+            self.active = False
+        return not self.active
 
     def serve(self, ddp: DistributedDataParallel) -> None:
         """Notes the module whose hook has this state."""
@@ -161,7 +173,7 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
     handed: object = bucket
     if isinstance(handed, tuple):
         raise python_reducer()
-    if not state.active:
+    if state.leaves_alone():
         return _forward_to_host(state, bucket)
     state.check_join()
     pipeline = state.pipeline

@@ -47,6 +47,7 @@ from gradwire.training.feedback.optimizer_moments import FirstMoments
 from gradwire.training.groups import Host
 from gradwire.training.guard import StepGuard, nothing_applied, sent_twice
 from gradwire.training.loss_watch import LossWatch
+from gradwire.training.off import owed_nothing
 from gradwire.training.scaler import SkipWatch
 from gradwire.training.staging import StagePool, failed
 from gradwire.training.step import (
@@ -232,6 +233,10 @@ class GradientPipeline:
         """Whether steps that are not finite are skipped, as a scaler does even at a scale of 1."""
         return self._grad_scale != 1.0 or (self._scaler is not None and self._scaler.is_enabled())
 
+    def counters(self) -> dict[str, float]:
+        """Returns the engine's totals; empty without any engine."""
+        return self.communicator.counters()
+
     def report(self) -> StepReport:
         """Returns the report of the last completed step; raises GradwireError before the first."""
         if self._last is None:
@@ -280,7 +285,7 @@ class GradientPipeline:
         converted to the present scale.
 
         Args:
-            state: The state.
+            state: The state; one that was saved under policy "off" changes nothing.
             strict: Whether values of parameters that the model lacks are an error; else they are
                 dropped with a warning.
 
@@ -288,6 +293,8 @@ class GradientPipeline:
             ConfigError: The state is anything else; nothing is changed then.
         """
         read = State(state)
+        if owed_nothing(read.values):
+            return
         version = read.values.get("version")
         if not is_whole(version) or version not in (PRIVATE_KEYS, STATE_VERSION):
             raise ConfigError.about(

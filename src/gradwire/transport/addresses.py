@@ -7,13 +7,14 @@ of one running kernel.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import LARGEST_DATAGRAM
@@ -30,6 +31,7 @@ __all__ = [
     "is_link_local",
     "is_loopback",
     "local_addresses",
+    "on_first_free",
     "reachable_interfaces",
     "route_mtu",
     "scoped",
@@ -51,6 +53,8 @@ IP_MTU = 14
 IPV6_MTU = 24
 IPV6_ADDR_PREFERENCES = 72
 IPV6_PREFER_SRC_PUBLIC = 2
+
+Bound = TypeVar("Bound")
 
 ANYWHERE = ("192.0.2.1", "2001:db8::1")
 """Documentation addresses (RFC 5737, RFC 3849), to which the default route leads."""
@@ -119,6 +123,25 @@ def local_addresses(interface: object, towards: str | None) -> tuple[LocalAddres
     if named is not None:
         return tuple(_of_interface(known, interface, named, towards))
     return (_of_address(known, interface),)
+
+
+def on_first_free(ports: Sequence[int], bind: Callable[[int], Bound]) -> Bound:
+    """Returns what `bind` returns for the first port that no other socket holds.
+
+    Args:
+        ports: The ports to try, in order.
+        bind: Binds a port.
+
+    Raises:
+        OSError: The last port is in use as well, or `bind` failed for another reason.
+    """
+    for port in ports[:-1]:
+        try:
+            return bind(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return bind(ports[-1])
 
 
 def route_mtu(source: str, destination: str) -> int:

@@ -21,7 +21,7 @@ from gradwire.transport.threads import Stager, apart
 
 __all__ = ["AllReduce", "Connected", "Engine", "Handle"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("gradwire")
 
 
 class Connected:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 __all__ = ["HostLink", "Listener", "connect", "hosts_of", "map_rows", "memory_of_rows"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("gradwire")
 
 TOKEN_BYTES = 32
 _LENGTH = struct.Struct("!I")

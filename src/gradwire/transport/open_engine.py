@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import logging
 import socket
@@ -18,6 +19,7 @@ from gradwire.transport.addresses import (
     LocalAddress,
     host_identity,
     local_addresses,
+    on_first_free,
     reachable_interfaces,
     scoped,
 )
@@ -130,30 +132,31 @@ def open_engine(
     datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
     own = chosen[endpoint]
     session = everybody[0].session
+    make = functools.partial(
+        native.Engine,
+        endpoint=endpoint,
+        workers=workers,
+        servers=servers,
+        session=session,
+        address=own.bound,
+        datagram_bytes=datagram,
+        peer_timeout_ns=int(settings.peer_timeout * 1e9),
+        memory_limit=settings.memory_limit,
+        drop_rate=settings.drop_rate,
+        drop_burst=settings.drop_burst,
+        drop_seed=settings.drop_seed,
+        dscp=settings.dscp,
+        ecn=settings.ecn,
+        ranks=meeting.names.ranks,
+    )
     try:
-        engine = native.Engine(
-            endpoint=endpoint,
-            workers=workers,
-            servers=servers,
-            session=session,
-            address=own.bound,
-            port=settings.port,
-            datagram_bytes=datagram,
-            peer_timeout_ns=int(settings.peer_timeout * 1e9),
-            memory_limit=settings.memory_limit,
-            drop_rate=settings.drop_rate,
-            drop_burst=settings.drop_burst,
-            drop_seed=settings.drop_seed,
-            dscp=settings.dscp,
-            ecn=settings.ecn,
-            ranks=meeting.names.ranks,
-        )
+        engine = on_first_free(settings.ports, lambda port: make(port=port))
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
         what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
         meeting.tell_failure(ConfigError(what))
         if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
-            allowed = "choose another port= or 0 for any free one"
+            allowed = "choose another port= or range of ports, or 0 for any free one"
             raise ConfigError(
                 f"{who} {what}; {allowed}", setting="port", value=settings.port, allowed=allowed
             ) from error
@@ -204,7 +207,7 @@ def _connect(
     hearings = [Hearing(**json.loads(text)) for text in texts]
     if any(each.answered != each.peers for each in hearings):
         raise _unconnected(meeting, everybody, places, hearings, datagram, timeout_s)
-    log.info("%s", setup)
+    log.info("reached all peers: %s", setup)
     if meeting.endpoint == 0:
         setups = [each.setup for each in hearings]
         log.info("%d endpoints have met:\n%s", len(setups), "\n".join(setups))

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Protocol
 
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.plan import SMALLEST_DATAGRAM
+from gradwire.core.settings import PORT, ports_of
 from gradwire.transport.addresses import (
     LocalAddress,
     describe_interfaces,
@@ -82,7 +83,7 @@ class Introduction:
         protocol: Version of the protocol.
         addresses: Addresses at which it can be reached, the preferred one first, at most one of
             each version of IP.
-        port: The fixed UDP port, 0 for any.
+        port: The fixed UDP port, or a range of them as "low-high"; 0 for any (`Settings.port`).
         datagram: Largest UDP payload in bytes that it was configured for, 0 for none.
         host: Name of its host, for errors.
         identity: Identity of its host (`host_identity`).
@@ -94,7 +95,7 @@ class Introduction:
     endpoint: int
     protocol: int
     addresses: tuple[LocalAddress, ...] = ()
-    port: int = 0
+    port: PORT = 0
     datagram: int = 0
     host: str = ""
     identity: str = ""
@@ -791,17 +792,18 @@ def _check_hosts(
 def _check_ports(
     meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
 ) -> None:
-    """Raises RendezvousError naming endpoints of one host that want the same port."""
-    takers: dict[tuple[str, str, int], list[int]] = {}
+    """Raises RendezvousError naming endpoints of one host for which its ports are too few."""
+    takers: dict[tuple[object, ...], list[int]] = {}
     for each, place in zip(everybody, chosen, strict=True):
         if each.port:
             takers.setdefault((each.identity, place.address, each.port), []).append(each.endpoint)
     for (_, address, port), endpoints in takers.items():
-        if len(endpoints) > 1:
+        low, count = ports_of(port)[0], len(ports_of(port))
+        if len(endpoints) > count:
             raise meeting.error(
-                f"{meeting.describe(endpoints)} are on one host and would all use port={port} of "
-                f"{address}: give each its own, for example port={port} + LOCAL_RANK, or 0 for "
-                "any free one",
+                f"{meeting.describe(endpoints)} are on one host and would all use port={port!r} "
+                f"of {address}: give them a range of as many ports, for example port="
+                f"'{low}-{low + len(endpoints) - 1}', or 0 for any free one",
                 endpoints,
             )
 

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["CompletionPool", "Stager", "apart"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("gradwire")
 
 T = TypeVar("T")
 

@@ -1,0 +1,168 @@
+"""Policy "off": gradwire leaves the module alone, and DDP averages over its process group.
+
+The ranks still meet once, since a rank that is off would leave the others waiting.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from gradwire.core.agreed import Phase, Summary
+from gradwire.core.errors import GradwireError
+from gradwire.core.report import StepReport
+from gradwire.core.settings import Settings, from_environment
+from gradwire.policies import Policy
+from gradwire.policies.reliable import Reliable
+from gradwire.training.groups import Group
+from gradwire.transport.rendezvous import agree
+
+__all__ = ["OFF", "LeftAlone", "Off", "agree_off", "owed_nothing", "switched_off"]
+
+log = logging.getLogger("gradwire")
+
+OFF = "off"
+
+
+@dataclass
+class Off(Reliable):
+    """What attachments and reports name as their policy where gradwire is off."""
+
+    name: ClassVar[str] = OFF
+
+
+def switched_off(policy: str | Policy | None) -> bool:
+    """Returns whether the policy is "off", or GRADWIRE_POLICY is, which wins over any policy."""
+    read = from_environment({"policy": str}).get("policy")
+    return read == OFF or isinstance(policy, Off) or (isinstance(policy, str) and policy == OFF)
+
+
+def agree_off(process_group: dist.ProcessGroup | None, options: Mapping[str, object]) -> None:
+    """Checks that gradwire is off on all ranks of a group; collective.
+
+    Args:
+        process_group: The group; None is the default one.
+        options: Settings, of which `rendezvous_timeout` alone is read.
+
+    Raises:
+        ConfigError: The time-out is impossible.
+        RendezvousError: Ranks, which it names, are absent, not off, or failed.
+    """
+    group = Group.of(process_group)
+    waits = {name: value for name, value in options.items() if name == "rendezvous_timeout"}
+    meeting = group.meeting("attach", 0.0)
+    try:
+        settings = Settings.build(waits)
+        meeting = group.meeting("attach", settings.rendezvous_timeout)
+        agree(meeting, {"policy": OFF})
+    except BaseException as error:
+        meeting.tell_failure(error)
+        raise
+    meeting.close()
+    if group.rank == 0:
+        _say_once()
+
+
+@functools.cache
+def _say_once() -> None:
+    log.warning("gradwire is off (policy='off'): DDP averages gradients over its process group")
+
+
+def owed_nothing(state: Mapping[Any, Any]) -> bool:
+    """Returns whether a saved state was made while gradwire was off, so holds nothing."""
+    return state.get("policy") == OFF
+
+
+class LeftAlone:
+    """Stands in for the hook's state and the pipeline of an attachment while gradwire is off.
+
+    What an attachment is asked for has the value of an exact transfer that moved nothing, and what
+    it is given is dropped.
+
+    Args:
+        process_group: The group that the gradients are averaged over; None is the default one.
+        options: Settings of `attach`, of which `rendezvous_timeout` alone is read.
+    """
+
+    number = -1
+    step = 0
+    phase: Phase = "critical"
+    grad_scale = 1.0
+    flush_pending = False
+
+    def __init__(
+        self, process_group: dist.ProcessGroup | None, options: Mapping[str, object]
+    ) -> None:
+        agree_off(process_group, options)
+        self.policy: Policy = Off()
+        self._rank = dist.get_rank()
+
+    @property
+    def communicator(self) -> NoReturn:
+        """Raises GradwireError, since there is none."""
+        raise GradwireError("gradwire is off (policy='off'): there is no communicator")
+
+    def counters(self) -> dict[str, float]:
+        """Returns no counters."""
+        return {}
+
+    def report(self) -> StepReport:
+        """Returns a report of no buckets, all of whose elements counted."""
+        return StepReport(
+            step=0,
+            rank=self._rank,
+            policy=OFF,
+            phase=self.phase,
+            bound=0.0,
+            effective_bound=0.0,
+            delivered=1.0,
+            applied=1.0,
+            regions=(),
+            buckets=0,
+            elements=0,
+            bytes=0,
+            packets=0,
+            retransmissions=0,
+            push_s=0.0,
+            pull_s=0.0,
+            comm_s=0.0,
+            rtprop_s=0.0,
+            btlbw=0.0,
+            critical_share=1.0,
+            verdict="fixed bound",
+            exceeded=(),
+            agreed=Summary(0),
+        )
+
+    def set_phase(self, phase: Phase | None) -> None:
+        """Does nothing."""
+
+    def set_grad_scale(self, scale: float) -> None:
+        """Does nothing."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Does nothing."""
+
+    def add_loss(self, loss: float | torch.Tensor) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing, since nothing is owed."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Returns a state that holds nothing; every policy loads it as a fresh start."""
+        return {"policy": OFF}
+
+    def load_state_dict(self, state: Mapping[Any, Any], *, strict: bool = True) -> None:
+        """Drops a state, since nothing that is owed can be delivered."""
+        if not owed_nothing(state):
+            log.warning("gradwire is off (policy='off'): the state that was loaded is dropped")
+
+    def deactivate(self) -> None:
+        """Does nothing."""

@@ -1,0 +1,95 @@
+"""torchrun on two hosts: a job whose worker is killed goes on from its checkpoint, to the bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from host_ranks import Builder, HostRanks
+
+pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_torchrun.py"
+HOSTS = ("10.0.0.1", "10.0.0.2")
+STEPS = 10
+# Runs the example; in the first life of the job rank 1 kills itself in its sixth step.
+KILLED = f"""
+import os, runpy, signal, sys
+import torch
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    step, steps = torch.optim.SGD.step, [0]
+    def kill(*args):
+        steps[0] += 1
+        if steps[0] == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*args)
+    torch.optim.SGD.step = kill
+runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+"""
+
+
+def two_hosts(network: Builder) -> None:
+    network.cable(0, 1)
+    for host in (0, 1):
+        network.address(host, "eth0", HOSTS[host], 24)
+
+
+def launch(rank: int, world: int, script: str, folder: str, port: int) -> tuple[int, str]:
+    """Runs torchrun on this host."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+    command += ["--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--local-addr", HOSTS[rank]]
+    command += [script, folder, "--steps", str(STEPS)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_")}
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        kept.pop(name, None)
+    # torch's shared store keeps what an earlier life left there (pytorch#135712).
+    more = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(
+        command,
+        env={**kept, **more, "GRADWIRE_PEER_TIMEOUT": "10"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=200,
+    )
+    return done.returncode, done.stdout
+
+
+def trained(ranks: HostRanks, script: Path, folder: Path, port: int) -> list[dict[str, Any]]:
+    """What each rank has saved in the end."""
+    results = ranks.run(launch, timeout=230, script=str(script), folder=str(folder), port=port)
+    for status, output in results:
+        assert status == 0, output
+    return [torch.load(folder / f"{rank}-{STEPS}.pt") for rank in (0, 1)]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two saved states are equal to the bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.timeout(600)
+def test_a_job_that_is_restarted_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    killed = tmp_path / "killed.py"
+    killed.write_text(KILLED)
+    with HostRanks(two_hosts, names=HOSTS) as ranks:  # nothing resolves names there
+        whole = trained(ranks, EXAMPLE, tmp_path / "whole", 29_400)
+        restarted = trained(ranks, killed, tmp_path / "restarted", 29_401)
+    for expected, found in zip(whole, restarted, strict=True):
+        assert found["gradwire"]["step"] == expected["gradwire"]["step"]
+        residuals = expected["gradwire"]["residuals"]
+        assert any(residual.any() for residual in residuals.values())
+        assert same(found, expected)
