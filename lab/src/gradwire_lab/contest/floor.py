@@ -83,7 +83,7 @@ class Floor:
         bytes_there = memoryview(bytes(self._train))
         sent, received, offset = 0, 0, 0
         turn = 0
-        while received < everything:
+        while sent < everything or received < everything:
             if sent < everything and sent - received < self._window:
                 train = min(self._train, each - offset)
                 if not self._send(bytes_there[:train], self._peers[turn]):
