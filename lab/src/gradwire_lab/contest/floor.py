@@ -98,8 +98,8 @@ class Floor:
                 most = 1 << 30
             before = received
             received += self._receive(most)
-            idle = received == before and (most > _RECEIVED_AT_ONCE or sent == everything)
-            if idle and not self._wait():
+            stuck = received == before and received < everything
+            if stuck and most > _RECEIVED_AT_ONCE and not self._wait():
                 self._lost += everything - received
                 break
         self._counts["packets_sent"] += datagrams * len(self._peers)
