@@ -40,17 +40,19 @@ class Floor:
         """Choose the window.
 
         Args:
-            queue: bytes of a port's queue, half of which is the window; 0 where ports have no rate.
+            queue: bytes of a port's queue, which hold the windows of all peers; 0 where ports have
+                no rate.
         """
-        self._window = queue // 2 or _UNSHAPED_WINDOW
-        train = min(_MOST_DATAGRAMS, max(1, self._window // 4 // _DATAGRAM))
-        self._train = train * _DATAGRAM
+        self._queue = queue
         self._peers: list[tuple[str, int]] = []
         self._counts = {"packets_sent": 0, "send_calls": 0, "receive_calls": 0, "wakeups": 0}
         self._lost = 0
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Make a socket and learn those of the others."""
+        self._window = self._queue // (world - 1) or _UNSHAPED_WINDOW
+        train = min(_MOST_DATAGRAMS, max(1, self._window // 4 // _DATAGRAM))
+        self._train = train * _DATAGRAM
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         for forced, plain, size in (
