@@ -87,7 +87,7 @@ class Acknowledger {
   // The least time between two ACKs on a long path.
   static constexpr Nanos kSpacing = 800 * kMicrosecond;
   // An ACK reports so many packets at most.
-  static constexpr uint32_t kMostPackets = 32;
+  static constexpr uint32_t kMostPackets = 64;
   ReceivedPackets received_;
   uint64_t refused_ = 0;   // highest packet number refused here
   uint64_t reported_ = 0;  // largest number in the last ACK
