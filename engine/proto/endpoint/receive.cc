@@ -7,6 +7,9 @@
 namespace gradwire {
 
 namespace {
+
+// Packets that one ACK reports on a long path.
+constexpr uint32_t kMostOnLongPath = 32;
 // Bytes of an ERROR's text.
 constexpr size_t kLongestError = 1024;
 }  // namespace
@@ -168,7 +171,10 @@ void Endpoint::Impl::schedule_ack(Path& path, const wire::Header& header, Nanos 
   // At least three ACKs go for each share of credit: with fewer the sender waits, and each takes as
   // much of the return path as a tenth of a chunk. When ACKs are lost heavily every packet gets
   // one, or what has arrived would be sent again.
-  path.acks.after(path.loss_to.share(now) > kHeavyLoss ? 1 : path.grant.share / 3);
+  // On a long path an ACK goes for fewer, since there a first op finds its rate by them.
+  const uint32_t most = path.is_long ? kMostOnLongPath : UINT32_MAX;
+  const bool heavy = path.loss_to.share(now) > kHeavyLoss;
+  path.acks.after(heavy ? 1 : std::min<uint32_t>(most, path.grant.share / 3));
 }
 
 // Measures loss and rate of what the peer sends, by the number of a new packet.
