@@ -232,7 +232,7 @@ def test_impossible_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="train"):
         Preset("short", 10**9, 1 << 18, 3000, offloads=True)
     with pytest.raises(ValueError, match="rate"):
-        Preset("slow", 0, 1 << 18, 1 << 17, offloads=True)
+        Preset("slow", -1, 1 << 18, 1 << 17, offloads=True)
     with pytest.raises(ValueError, match="burst"):
         Burst(rate=1e9, on=0.2, period=0.1)
     with Network(1) as network:

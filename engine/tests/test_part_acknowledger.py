@@ -58,9 +58,9 @@ def test_a_gap_is_acknowledged_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "count"),
-    [(0, 1), (1, 1), (2, 2), (32, 32), (1_000, 32)],
+    [(0, 1), (1, 1), (2, 2), (64, 64)],
 )
-def test_an_ack_goes_after_so_many_packets_and_after_32_at_most(wanted: int, count: int) -> None:
+def test_an_ack_goes_after_so_many_packets(wanted: int, count: int) -> None:
     acks = Acknowledger()
     for number in range(1, 100):
         arrive(acks, number, 0)

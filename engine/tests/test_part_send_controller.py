@@ -161,6 +161,24 @@ def test_a_window_goes_in_sixteen_trains_of_four_packets_and_more() -> None:
     assert max(seen) > 20
 
 
+@pytest.mark.parametrize(("rate", "packets"), [(RATE / 10, 0), (RATE, 12), (2 * RATE, 24)])
+def test_a_train_that_takes_150_us_is_short_enough(rate: float, packets: int) -> None:
+    sender = SendController(WIRE, TARGET)
+    for step in range(100):
+        sender.limited()
+        acked(sender, step * MS // 4, size=200 * WIRE)
+    window = sender.window().bytes() / WIRE
+    sender.pace(rate, SECOND)
+    assert sender.quantum() == max(packets, int(window / 16))
+    assert sender.quantum() < window / 8
+
+
+def test_a_fast_path_lets_no_train_take_more_than_an_eighth_of_the_window() -> None:
+    sender = SendController(WIRE, TARGET)
+    sender.pace(100 * RATE, SECOND)
+    assert sender.quantum() == max(4, int(sender.window().bytes() / WIRE / 8))
+
+
 @pytest.mark.parametrize(("rate", "packets"), [(1e6, 4), (RATE, 20), (5e8, 82)])
 def test_on_a_long_path_a_train_takes_a_quarter_of_a_millisecond(rate: float, packets: int) -> None:
     sender = SendController(WIRE, TARGET)

@@ -19,6 +19,10 @@ constexpr double kTrainAwaited = 0.5;
 // A window goes in at least so many trains: long trains of several senders collide in one port and
 // leave others idle.
 constexpr double kTrainsPerWindow = 16;
+// A train that takes no longer than so many seconds at BtlBw may be longer than that, up to
+// an eighth of the window: on fast networks the calls of short trains cost more than collisions do.
+constexpr double kTrainSeconds = 150e-6;
+constexpr double kLeastTrains = 8;
 // Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;
 }  // namespace
@@ -80,8 +84,10 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   if (pacing_ && rate > 0) rate_ = breaker_.factor() * std::max(stretch * gain * rate, unproven);
   led_by_receiver_ = false;
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
-  const double trains = window_.bytes() / wire_bytes_ / kTrainsPerWindow;
-  quantum_ = std::max(static_cast<uint32_t>(trains), kShortestTrain);
+  const double window = window_.bytes() / wire_bytes_;
+  const double brief = std::min(rate * kTrainSeconds / wire_bytes_, window / kLeastTrains);
+  const double packets = std::max(window / kTrainsPerWindow, brief);
+  quantum_ = std::max(static_cast<uint32_t>(packets), kShortestTrain);
   if (far_) {
     const auto most = static_cast<uint32_t>(rate_ * kPaceDepth / 2 / wire_bytes_);
     quantum_ = std::min(quantum_, std::max(kShortestTrain, most));

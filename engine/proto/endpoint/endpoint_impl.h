@@ -183,7 +183,7 @@ struct Endpoint::Impl {
   void on_counts(Path& path, const wire::Ack& ack, Nanos now);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   Op* op_of(const SentPacket& packet);
-  void packet_acked(Path& path, const SentPacket& packet, Nanos now);
+  void packet_acked(Path& path, const SentPacket& packet, Op*& counted, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
   void give_up(Op& op, const Path& path, ChunkSender& push);

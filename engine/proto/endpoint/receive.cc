@@ -166,8 +166,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
 // An ACK goes at once for a control frame, and for the last packet that waits.
 void Endpoint::Impl::schedule_ack(Path& path, const wire::Header& header, Nanos now) {
   if (header.backlog == 0 || header.common.kind > wire::Kind::pull) path.acks.hurry();
-  path.acks.after(
-      ReceiveController::packets_per_ack(path.grant, path.loss_to.share(now) > kHeavyLoss));
+  const uint32_t most = path.recovery.rtt.profile().packets_per_ack;
+  const bool lossy = path.loss_to.share(now) > kHeavyLoss;
+  path.acks.after(std::min(most, ReceiveController::packets_per_ack(path.grant, lossy)));
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has

@@ -125,7 +125,6 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     return;
   }
   const uint8_t* values = payload.data();
-  std::vector<uint8_t> waited;  // backing store of `values`
   for (;;) {
     if (turns_->turn(local) == 0) {
       mine ? sum_.start_with_own(local) : sum_.start(local, values);
@@ -136,8 +135,8 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     ++contributors_[local];
     if (turn == workers_) return;
     mine = turn == self_;
-    if (mine ? !worker_[turn].counted.test(local) : !turns_->take(local, turn, waited)) return;
-    values = waited.data();
+    values = mine ? nullptr : turns_->take(local, turn);
+    if (mine ? !worker_[turn].counted.test(local) : values == nullptr) return;
   }
 }
 

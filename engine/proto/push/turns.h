@@ -38,27 +38,35 @@ class Turns {
       free_ = waiting_[slot].next;
     }
     Waiting& entry = waiting_[slot];
+    if (!spare_.empty()) {
+      entry.bytes = std::move(spare_.back());
+      spare_.pop_back();
+    }
     entry.rank = rank;
     entry.bytes.assign(payload.begin(), payload.end());
     entry.next = std::exchange(head_[chunk], slot);
     count(cost(payload.size()));
   }
-  // Takes the waiting contribution of a rank; false when it has not arrived.
-  bool take(uint32_t chunk, uint16_t rank, std::vector<uint8_t>& payload) {
+  // Takes the waiting contribution of a rank, which lives until the next call; null when it has not
+  // arrived.
+  const uint8_t* take(uint32_t chunk, uint16_t rank) {
     uint32_t* link = &head_[chunk];
     while (*link != kNone && waiting_[*link].rank != rank) link = &waiting_[*link].next;
-    if (*link == kNone) return false;
+    if (*link == kNone) return nullptr;
     const uint32_t slot = *link;
     *link = std::exchange(waiting_[slot].next, free_);
     free_ = slot;
-    payload = std::move(waiting_[slot].bytes);  // a free slot keeps no memory
-    count(-cost(payload.size()));
-    return true;
+    if (taken_.capacity() && spare_.size() < kMostSpare) spare_.push_back(std::move(taken_));
+    taken_ = std::move(waiting_[slot].bytes);  // a free slot keeps no memory
+    count(-cost(taken_.size()));
+    return taken_.data();
   }
 
  private:
   // No entry of waiting_.
   static constexpr uint32_t kNone = 0;
+  // Buffers of contributions that have been taken, kept for others.
+  static constexpr size_t kMostSpare = 64;
   struct Waiting {
     uint32_t next;
     uint16_t rank;
@@ -73,6 +81,8 @@ class Turns {
   Zeroed<uint16_t> turn_;         // by chunk of the shard
   Zeroed<uint32_t> head_;         // by chunk: its list in waiting_
   std::vector<Waiting> waiting_;  // entry 0 stands for none
+  std::vector<std::vector<uint8_t>> spare_;
+  std::vector<uint8_t> taken_;
   uint32_t free_ = kNone;
   uint64_t bytes_ = 0;  // this op's part of memory_.waiting
 };

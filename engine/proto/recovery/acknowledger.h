@@ -37,7 +37,7 @@ class Acknowledger {
   void hurry() { now_ = true; }
   // The ACK goes once so many packets have arrived since the last one.
   void after(uint32_t packets) {
-    if (unacked_ >= std::clamp<uint32_t>(packets, 1, kMostPackets)) hurry();
+    if (unacked_ >= std::max<uint32_t>(packets, 1)) hurry();
   }
   // Under heavy loss ACKs are lost too, so the last one goes again for two rounds, each time after
   // `apart`.
@@ -93,8 +93,6 @@ class Acknowledger {
   static constexpr Nanos kDelay = 800 * kMicrosecond;
   // The least time between two ACKs on a long path.
   static constexpr Nanos kSpacing = 800 * kMicrosecond;
-  // An ACK reports so many packets at most.
-  static constexpr uint32_t kMostPackets = 32;
   ReceivedPackets received_;
   uint64_t refused_ = 0;   // highest packet number refused here
   uint64_t reported_ = 0;  // largest number in the last ACK

@@ -2,6 +2,8 @@
 // wire, each answer takes a round, and a window sent as one burst would overflow the queues.
 #pragma once
 
+#include <cstdint>
+
 #include "proto/base/time.h"
 
 namespace gradwire {
@@ -21,9 +23,10 @@ struct PathProfile {
   bool outdates_demand = false;  // a demand that a STOP has met counts for a round more
   bool early_share = false;      // each path's part of the stash may go early
   // ---- recovery
-  double ack_spacing = 0;      // the least time between two ACKs, as a share of RTprop
-  bool acks_all = false;       // under heavy loss an ACK repeats all that has arrived
-  bool probes_window = false;  // a probe time-out sends a round's first window
+  uint32_t packets_per_ack = 64;  // at most; a first op on a long path finds its rate by ACKs
+  double ack_spacing = 0;         // the least time between two ACKs, as a share of RTprop
+  bool acks_all = false;          // under heavy loss an ACK repeats all that has arrived
+  bool probes_window = false;     // a probe time-out sends a round's first window
 };
 
 inline constexpr PathProfile kShortPath{};
@@ -37,6 +40,7 @@ inline constexpr PathProfile kLongPath{.growth = 1.0,
                                        .unasked = 0.5,
                                        .outdates_demand = true,
                                        .early_share = true,
+                                       .packets_per_ack = 32,
                                        .ack_spacing = 1.0 / 32,
                                        .acks_all = true,
                                        .probes_window = true};

@@ -71,7 +71,6 @@ void bind_congestion(nb::module_& module) {
       .def("queue_delay", &DelayWindow::queue_delay)
       .def("ramps", &DelayWindow::ramps)
       .def("stretch", nb::overload_cast<double>(&DelayWindow::stretch, nb::const_), "loss"_a)
-      .def("stretches", &DelayWindow::stretches)
       .def("loss", &DelayWindow::loss, "share"_a, "told"_a)
       .def("rate", &DelayWindow::rate)
       .def("sample", &DelayWindow::sample, "bytes"_a, "queue"_a, "round"_a, "rtprop"_a, "lossy"_a,

@@ -14,12 +14,14 @@ from gradwire_lab.bench.cases import Case, cases
 from gradwire_lab.bench.host_ranks import run_host_ranks
 from gradwire_lab.bench.net import run_case
 from gradwire_lab.bench.replicas import run_replicas
+from gradwire_lab.bench.transport_command import transport
 from gradwire_lab.bench.wires import wires
 from gradwire_lab.study.command import accuracy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(accuracy)
 app.command()(wires)
+app.command()(transport)
 
 
 @app.callback()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import gradwire
+from gradwire_lab.contest.only_bucket import OnlyBucket
 from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
 
@@ -34,7 +34,7 @@ class Worker:
         store = TCPStore(config["store_host"], config["store_port"], world, is_master=rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         layer = torch.nn.Parameter(torch.full((config["size"] // 4,), float(rank)))
-        self._bucket = _Bucket(layer.detach().clone(), layer)
+        self._bucket = OnlyBucket(layer.detach().clone(), layer)
         self._states = {
             "gradwire flat": gradwire.HookState("reliable", hosts=False),
             "gradwire hosts": gradwire.HookState("reliable", hosts="auto"),
@@ -68,35 +68,6 @@ class Worker:
     def _gradwire(self, state: gradwire.HookState) -> None:
         """All-reduce as the hook does."""
         state.pipeline.reduce(self._bucket).wait()
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    """A bucket stands for the only one that DDP hands over in a step.
-
-    Attributes:
-        values: the gradients.
-        layer: the parameter.
-    """
-
-    values: torch.Tensor
-    layer: torch.Tensor
-
-    def index(self) -> int:
-        """Return its index."""
-        return 0
-
-    def is_last(self) -> bool:
-        """Return whether no other follows."""
-        return True
-
-    def buffer(self) -> torch.Tensor:
-        """Return the gradients."""
-        return self.values
-
-    def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters."""
-        return [self.layer]
 
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:

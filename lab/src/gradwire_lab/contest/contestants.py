@@ -67,9 +67,16 @@ class GlooAllReduce:
 
     _group: Any
 
-    def __init__(self, timeout_s: float = _TIMEOUT.total_seconds()) -> None:
-        """Choose how long connecting or one sum may take."""
+    def __init__(self, timeout_s: float = _TIMEOUT.total_seconds(), half: bool = False) -> None:
+        """Choose how it sums.
+
+        Args:
+            timeout_s: how long connecting or one sum may take.
+            half: whether values travel and are summed as float16, as torch's
+                ``fp16_compress_hook`` lets them.
+        """
         self._timeout = timedelta(seconds=timeout_s)
+        self._half = half
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Connect to the other ranks over the interface in ``GLOO_SOCKET_IFNAME``."""
@@ -77,7 +84,12 @@ class GlooAllReduce:
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all ranks."""
-        self._group.allreduce([buffer]).wait()
+        if not self._half:
+            self._group.allreduce([buffer]).wait()
+            return
+        short = buffer.to(torch.float16)
+        self._group.allreduce([short]).wait()
+        buffer.copy_(short)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check that every element is the exact sum."""

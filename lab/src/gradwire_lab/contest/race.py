@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +110,7 @@ class Race:
         self._entries = list(entries)
         self._round_seconds = round_seconds
         self._pause = pause
-        self._verified: set[str] = set()
+        self._verified: set[tuple[str, int]] = set()
         configs = [self._config(rank) for rank in range(network.hosts)]
         with uninterrupted():
             self._ranks = Ranks(network.spawn, "gradwire_lab.contest.race_worker", configs, env=env)
@@ -143,7 +143,8 @@ class Race:
         progress: Callable[[str, int], None] | None = None,
         around: Callable[[str], AbstractContextManager[Any]] | None = None,
         around_turn: Callable[[str, int], AbstractContextManager[Any]] | None = None,
-        only: str | None = None,
+        only: Collection[str] | None = None,
+        size: int | None = None,
         rotate: bool = False,
         turns: Callable[[], None] | None = None,
     ) -> dict[str, list[Round]]:
@@ -159,7 +160,8 @@ class Race:
             around: a context for each counted round, made from the contestant's name.
             around_turn: a context for each block's counted rounds together, made from the
                 contestant's name and their number.
-            only: the one contestant that runs; all if not given.
+            only: the contestants that run; all if not given.
+            size: bytes of each rank's buffer, at most those of the race; all if not given.
             rotate: whether each turn begins at another phase of the bursts.
             turns: a function that is called before each contestant has its next turn.
 
@@ -168,8 +170,12 @@ class Race:
 
         Raises:
             RankError: a rank failed, gave a wrong result, or did not come back.
+            ValueError: a size that the race does not have.
         """
-        names = [entry.name for entry in self._entries if only in (None, entry.name)]
+        names = [entry.name for entry in self._entries if only is None or entry.name in only]
+        size = self.size if size is None else size
+        if not 0 < size <= self.size or size % 4:
+            raise ValueError(f"size={size}: float32 elements of at most {self.size} bytes")
         results: dict[str, list[Round]] = {name: [] for name in names}
         alone = around or contextlib.nullcontext
         together = around_turn or (lambda name, count: contextlib.nullcontext())
@@ -184,13 +190,13 @@ class Race:
                     sleep_until(bursts.next_phase(offset) - _LEAD_SECONDS)
                 for _ in range(warm_up):
                     self._rest()
-                    self._round(name)
+                    self._round(name, size)
                 count = min(block, rounds - len(done))
                 with together(name, count):
                     for _ in range(count):
                         self._rest()
                         with alone(name):
-                            done.append(self._round(name))
+                            done.append(self._round(name, size))
                 if progress is not None:
                     progress(name, len(done))
         raise AssertionError("turns do not end")
@@ -199,11 +205,17 @@ class Race:
         """Pause before a round, outside of what surrounds it, so that its loss has not begun."""
         time.sleep(self._pause)
 
-    def _round(self, name: str) -> Round:
+    def _round(self, name: str, size: int) -> Round:
         start = time.monotonic() + _LEAD_SECONDS
-        verify = name not in self._verified
-        self._verified.add(name)
-        command = {"command": "round", "contestant": name, "start": start, "verify": verify}
+        verify = (name, size) not in self._verified
+        self._verified.add((name, size))
+        command = {
+            "command": "round",
+            "contestant": name,
+            "start": start,
+            "size": size,
+            "verify": verify,
+        }
         answers = self._ask(command)
         return Round(
             start,
@@ -219,6 +231,14 @@ class Race:
         """
         answers = self._ask({"command": "report"})
         return {entry.name: [answer[entry.name] for answer in answers] for entry in self._entries}
+
+    def usage(self) -> list[dict[str, float]]:
+        """Return what each rank's process has used so far, see `gradwire_lab.contest.usage`.
+
+        Raises:
+            RankError: a rank failed.
+        """
+        return self._ask({"command": "usage"})
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to one rank's process."""

@@ -18,6 +18,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from gradwire_lab.contest.contestants import Contestant
 from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
+from gradwire_lab.contest.usage import Usage
 from gradwire_lab.network.clock import sleep_until
 
 
@@ -49,25 +50,30 @@ class Worker:
             contestant.setup(self._rank, self._world, PrefixStore(entry["name"], store))
             self._contestants[entry["name"]] = contestant
         self._store = store
-        self._fill()
-
-    def _fill(self) -> None:
         self._buffer.fill_(float(self._rank + 1))
+        self._usage = Usage()
 
-    def round(self, contestant: str, start: float, verify: bool) -> dict[str, Any]:
+    def round(self, contestant: str, start: float, size: int, verify: bool) -> dict[str, Any]:
         """Run one round at a moment of ``time.monotonic()``.
 
         Returns:
             The seconds since then, and the contestant's counters of the round.
         """
         runner = self._contestants[contestant]
+        buffer = self._buffer[: size // 4]
         sleep_until(start)
-        details = runner.run_round(self._buffer)
-        seconds = time.monotonic() - start
-        if verify:
-            runner.verify(self._buffer, {rank: float(rank + 1) for rank in range(self._world)})
-        self._fill()
+        with self._usage.round():
+            details = runner.run_round(buffer)
+            seconds = time.monotonic() - start
+        with self._usage.aside():
+            if verify:
+                runner.verify(buffer, {rank: float(rank + 1) for rank in range(self._world)})
+            buffer.fill_(float(self._rank + 1))
         return {"seconds": seconds, "details": details or {}}
+
+    def usage(self) -> dict[str, float]:
+        """Return what this process has used so far."""
+        return self._usage.so_far()
 
     def report(self) -> dict[str, Any]:
         """Return each contestant's report."""
@@ -83,7 +89,8 @@ class Worker:
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
     """Set the rank up; its rounds are too short for news of them."""
     worker = Worker(config)
-    return {}, {"round": worker.round, "report": worker.report, "close": worker.close}
+    commands = ("round", "usage", "report", "close")
+    return {}, {name: getattr(worker, name) for name in commands}
 
 
 if __name__ == "__main__":

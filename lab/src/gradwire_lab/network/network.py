@@ -93,6 +93,8 @@ class Network:
             raise ValueError(f"ports: hosts are 0 to {hosts - 1}")
         if any(port.offloads != preset.offloads for port in ports.values()):
             raise ValueError("ports: offloads are on or off for all hosts")
+        if not preset.rate and (ecn or extra_hosts or leaves):
+            raise ValueError("ports without a rate allow no ecn, extra hosts or leaves")
         queues = [preset.queue, *(port.queue for port in ports.values())]
         smallest = min(queues if leaves is None else [*queues, leaves.uplink.queue])
         if ecn and not 0 < ecn < smallest:

@@ -20,18 +20,25 @@ def active_offloads(device: str) -> set[str]:
         return {name for name, on, *_ in features if on and _is_offload(name)}
 
 
-def switch_offloads_off(device: str) -> None:
+def switch_offloads_off(device: str, *, udp_only: bool = False) -> None:
     """Turn GSO, TSO, USO and GRO off on a device of the present network namespace.
+
+    Args:
+        device: its name.
+        udp_only: only USO goes off.
 
     Raises:
         OSError: the kernel kept one of them on.
     """
     with closing(IoctlEthtool(device)) as ethtool:
         features = ethtool.get_features()
+        unwanted = {name for name, *_ in features if _is_offload(name)}
+        if udp_only:
+            unwanted &= {"tx-udp-segmentation"}
         for name, on, available, *_ in list(features):
-            if on and available and _is_offload(name):
+            if on and available and name in unwanted:
                 features[name] = False
         ethtool.set_features(features)
-    left = active_offloads(device)
+    left = active_offloads(device) & unwanted
     if left:
         raise OSError(f"{device}: the kernel keeps {', '.join(sorted(left))} on")

@@ -13,11 +13,14 @@ class Preset:
 
     Attributes:
         name: what tables call this network.
-        rate: the rate of a port, in bits per second, Ethernet headers counted.
+        rate: the rate of a port, in bits per second, Ethernet headers counted; 0 for ports that are
+            not shaped at all, whose queues count nothing.
         queue: drop-tail queue of a port, in bytes.
         bucket: depth of the token bucket that makes the rate, in bytes. A packet train longer
             than this is cut into packets before it is queued.
         offloads: whether trains (GSO, TSO, USO, GRO) pass the network whole.
+        udp_trains: whether trains of UDP do, too; most clouds' network cards cut them (TSO without
+            USO).
     """
 
     name: str
@@ -25,10 +28,11 @@ class Preset:
     queue: int
     bucket: int
     offloads: bool
+    udp_trains: bool = True
 
     def __post_init__(self) -> None:
-        if self.rate <= 0 or self.queue <= 0:
-            raise ValueError(f"network {self.name}: rate and queue must be positive")
+        if self.rate < 0 or self.queue <= 0:
+            raise ValueError(f"network {self.name}: the queue must be positive, the rate 0 or more")
         if self.bucket < MAX_FRAME:
             raise ValueError(f"network {self.name}: bucket must hold a frame of {MAX_FRAME} bytes")
         if self.offloads and self.bucket < MAX_TRAIN:

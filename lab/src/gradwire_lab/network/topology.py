@@ -140,15 +140,16 @@ class Topology:
                 peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
             )
         host = Host(namespace, netlink, index_of(netlink, INTERFACE), index_of(self._switch, port))
-        if not self._plan.preset.offloads:
-            switch_offloads_off(port)
-            setns(namespace, CLONE_NEWNET)
-            switch_offloads_off(INTERFACE)
-            setns(self._switch_namespace, CLONE_NEWNET)
         preset = self._plan.port(number)
+        if not (preset.offloads and preset.udp_trains):
+            switch_offloads_off(port, udp_only=preset.offloads)
+            setns(namespace, CLONE_NEWNET)
+            switch_offloads_off(INTERFACE, udp_only=preset.offloads)
+            setns(self._switch_namespace, CLONE_NEWNET)
         extra = number >= self._plan.hosts
-        shape(netlink, host.uplink, NO_BOTTLENECK if extra else preset)
-        shape(self._switch, host.downlink, NO_BOTTLENECK if self._marks(number) else preset)
+        if preset.rate:
+            shape(netlink, host.uplink, NO_BOTTLENECK if extra else preset)
+            shape(self._switch, host.downlink, NO_BOTTLENECK if self._marks(number) else preset)
         if self._marks(number):
             self.wires.mark(number, "downlink", preset, self._plan.ecn)
         self.switches.connect(number, host.downlink)

@@ -64,7 +64,7 @@ def _ratio(scenario: Scenario, ground: Ground, race: Race) -> float:
         block=scenario.tail.rounds,
         warm_up=scenario.work.warm_up,
         bursts=ground.traffic[0],
-        only=scenario.tail.contestant,
+        only=[scenario.tail.contestant],
         rotate=True,
     )[scenario.tail.contestant]
     times = [each.seconds for each in rounds]

@@ -1,0 +1,185 @@
+"""`gradwire bench transport` measures the transports alone, on quiet networks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gradwire_lab.bench.transport_grid import (
+    NETWORKS,
+    OFFLOADS,
+    RANKS,
+    SIZES,
+    Ground,
+    contestants,
+    grounds,
+    quick_grounds,
+)
+from gradwire_lab.network.network import probe
+
+_NO_NETWORK = 2
+_NARROWEST = 124
+"""Columns that a table needs; a narrower terminal wraps its lines."""
+_CAPTION = (
+    "ratio: Gloo's median time over this one's, and the lowest and highest of a block; s/GB: "
+    "processor seconds for each GB of all ranks' buffers, by the ranks and by the whole machine; "
+    "for a round of all ranks, packets sent, calls (of gradwire sends, receives and waits, of Gloo "
+    "reads and writes) and wake-ups of threads; peak: the memory that the rank which takes most "
+    "takes in a turn, beyond what it had before"
+)
+
+
+def transport(
+    network: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(NETWORKS)}; may be given again [all]")
+    ] = None,
+    ranks: Annotated[
+        list[int] | None, typer.Option(help="number of ranks, again [2, 4, 8]")
+    ] = None,
+    size: Annotated[
+        list[float] | None, typer.Option(help="KiB of each rank's buffer, again [1 … 65536]")
+    ] = None,
+    offloads: Annotated[
+        str,
+        typer.Option(
+            help="on: trains pass whole; off: none do; tso: TCP's do and UDP's do not, as on most "
+            "clouds' network cards"
+        ),
+    ] = "on",
+    contestant: Annotated[
+        list[str] | None, typer.Option(help="beside Gloo; may be given again [all]")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=1, help="turns of each contestant")] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="only the cells of the marks: less than 20 minutes")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="draw the ratios into this SVG file")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="put a profile of each contestant there, made by perf")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
+) -> None:
+    """Sum buffers over quiet networks by Gloo and gradwire in turn; ratios are Gloo's time over it.
+
+    "floor" sends and receives the same bytes over UDP, unacknowledged, and sums nothing.
+    """
+    from gradwire_lab.bench.transport import run_ground
+
+    chosen = _chosen(network, ranks, size, offloads, quick)
+    _check_contestants(contestant or [])
+    for name, path in (("--plot", plot), ("--profile", profile)):
+        if path is not None:
+            _make_room(name, path)
+    if profile is not None and shutil.which("perf") is None:
+        raise typer.BadParameter(f"{profile}: there is no perf here", param_hint="--profile")
+    if (reason := probe()) is not None:
+        line = f"gradwire bench: no lab network on this machine: {reason}"
+        Console(stderr=True).print(line, markup=False)
+        raise typer.Exit(_NO_NETWORK)
+    cells: list[dict[str, Any]] = []
+    with Console(stderr=True).status("") as status:
+        for ground in chosen:
+            cells += run_ground(
+                ground,
+                names=contestant or [],
+                blocks=blocks,
+                progress=status.update,
+                profile=profile,
+            )
+            if not as_json:
+                status.stop()
+                _print(ground, cells[-len(ground.sizes) :])
+                status.start()
+    if as_json:
+        print(json.dumps(cells))
+    if plot is not None:
+        from gradwire_lab.bench.transport_plot import ratios
+
+        plot.write_text(ratios(cells), encoding="utf-8")
+
+
+def _chosen(
+    network: list[str] | None,
+    ranks: list[int] | None,
+    size: list[float] | None,
+    offloads: str,
+    quick: bool,
+) -> list[Ground]:
+    if offloads not in OFFLOADS:
+        raise typer.BadParameter(f"--offloads {offloads}: {', '.join(OFFLOADS)}")
+    if quick:
+        if network or ranks or size:
+            raise typer.BadParameter("--quick has networks, ranks and sizes of its own")
+        return quick_grounds(offloads)
+    for name in network or []:
+        if name not in NETWORKS:
+            raise typer.BadParameter(f"--network {name}: {', '.join(NETWORKS)}")
+    for number in ranks or []:
+        if not 2 <= number <= 64:
+            raise typer.BadParameter(f"--ranks {number}: 2 to 64")
+    sizes = [int(kib * 256) * 4 for kib in size or []]
+    if any(each <= 0 for each in sizes):
+        raise typer.BadParameter("--size: a buffer has at least 4 bytes, 0.00390625 KiB")
+    return grounds(network or list(NETWORKS), ranks or RANKS, sizes or SIZES, offloads)
+
+
+def _check_contestants(names: list[str]) -> None:
+    known = [entry.name for entry in contestants(NETWORKS["unshaped"])]
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"--contestant {name}: {', '.join(known)}")
+
+
+def _make_room(option: str, path: Path) -> None:
+    """Raises BadParameter where the file or folder cannot be made."""
+    try:
+        if option == "--profile":
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    except OSError as error:
+        why = f"{path}: cannot be written: {error.strerror}"
+        raise typer.BadParameter(why, param_hint=option) from error
+
+
+def _print(ground: Ground, cells: list[dict[str, Any]]) -> None:
+    network = ground.network
+    kind = {value: name for name, value in OFFLOADS.items()}
+    offloads = kind[network.offloads, network.udp_trains]
+    table = Table(
+        title=f"{network.name}, {ground.ranks} ranks, offloads {offloads}",
+        caption=f"{_CAPTION}\n{cells[-1]['environment']}",
+    )
+    columns = ("size", "contestant", "rounds", "ms", "ratio", "blocks", "s/GB ranks")
+    for column in (*columns, "s/GB machine", "packets", "calls", "wake-ups", "peak"):
+        left = column in ("size", "contestant")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for cell in cells:
+        for name, found in cell["contestants"].items():
+            table.add_row(
+                _size_text(cell["bytes"]) if name == "gloo" else "",
+                name,
+                str(found["rounds"]),
+                f"{found['median'] * 1e3:.3g}",
+                f"{found['ratio']:.2f}",
+                f"{min(found['block_ratios']):.2f}–{max(found['block_ratios']):.2f}",
+                f"{found['processor_per_gb']:.2f}",
+                f"{found['machine_per_gb']:.2f}",
+                f"{found['packets']:.0f}",
+                f"{found['calls']:.0f}",
+                f"{found['wakeups']:.0f}",
+                f"{found['peak_bytes'] / 2**20:.1f} MiB",
+            )
+        table.add_section()
+    Console(width=max(Console().width, _NARROWEST)).print(table)
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 2**20:g} MiB" if size >= 1 << 20 else f"{size / 1024:g} KiB"
