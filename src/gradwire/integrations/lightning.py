@@ -38,7 +38,7 @@ class GradwireCallback(Callback):
     """
 
     def __init__(
-        self, policy: str | Policy | None = None, *, resume: bool = True, **options: object
+        self, policy: str | Policy | None = None, *, resume: bool = True, **options: Any
     ) -> None:
         self.attachment: Attachment | None = None
         self._policy = policy

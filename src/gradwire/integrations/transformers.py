@@ -43,7 +43,7 @@ class GradwireCallback(TrainerCallback):
         policy: str | Policy | None = None,
         *,
         resume_from: str | os.PathLike[str] | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         self.attachment: Attachment | None = None
         self._trainer = trainer
