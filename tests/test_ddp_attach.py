@@ -236,7 +236,7 @@ class SlowStage(_DirectStage):
 
 
 def slow(attachment: gradwire.Attachment, delay_s: float) -> None:
-    def stage(index: int, buffer: torch.Tensor, *_: object) -> SlowStage:
+    def stage(index: int, buffer: torch.Tensor, *_: object, **__: object) -> SlowStage:
         made = SlowStage(buffer)
         made.delay_s = delay_s
         return made

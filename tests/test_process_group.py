@@ -259,7 +259,7 @@ def test_a_callback_may_wait_where_a_collective_has_ended_as_it_started(fails: b
     group = Group(dist.HashStore(), "lone", 0, (0,), 60.0)
     collectives = EngineCollectives(group, Settings(), lambda: opening)
     ones = torch.ones(4)
-    request = Request("all_reduce", [ones], ones, 0, False, 60.0)
+    request = Request("all_reduce", [ones], ones, (), 0, False, 60.0)
     first = collectives.start(request)
     seen: list[object] = []
 

@@ -39,8 +39,8 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("optireduce", {"warmup": 3}),
     ("optireduce", {"warmup": 12}),
     ("netsenseml", {"momentum": 0.5}),
-    ("adaptive", {"every": 5}),
-    ("adaptive", {"every": 5, "detector": "ours", "error_feedback": True}),
+    ("adaptive", {"every": 5, "compress": "never"}),  # trials learn from times
+    ("adaptive", {"every": 5, "compress": "never", "error_feedback": True}),
 ]
 STEPS = 16
 

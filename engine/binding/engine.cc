@@ -73,7 +73,7 @@ class Engine {
     }
     const bool narrow = data.dtype() == nb::dtype<uint16_t>();
     if (!narrow && data.dtype() != nb::dtype<float>())
-      throw nb::value_error("data has another type than float32 and uint16");
+      throw nb::type_error("data has another type than float32 and uint16");
     if (narrow && !plan.result_format().is_type_of_two_bytes()) {
       throw nb::value_error(
           "data of uint16 needs a plan with a pull whose encoding is \"half\" or \"bf16\"");

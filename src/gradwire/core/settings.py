@@ -465,11 +465,7 @@ def _ports(value: object) -> int | str:
     low, high = ends[0] if ends else None, ends[-1] if ends else None
     within = is_whole(low) and is_whole(high) and 0 <= low <= high <= LAST_PORT
     if not within or len(ends) > 2 or (low == 0 and len(ends) == 2):
-        raise ConfigError.of(
-            "port",
-            value,
-            ALLOWED_PORTS,
-        )
+        raise ConfigError.of("port", ends[0] if len(ends) == 1 else value, ALLOWED_PORTS)
     return low if low == high else f"{low}-{high}"  # type: ignore[return-value]
 
 

@@ -97,7 +97,7 @@ class Connection:
                     undo.callback(writer.close)
                 try:
                     agreed = agreed_configuration(self.policy, self._settings)
-                    agree(meeting, {"wrapper": self.wrapper, **agreed}, failure)
+                    agree(meeting, {**agreed, "wrapper": self.wrapper}, failure)
                     self._pipeline = self._open(group, meeting, writer, undo)
                 except BaseException as error:
                     meeting.tell_failure(error)

@@ -192,7 +192,7 @@ def apart(work: Callable[[], None]) -> None:
     try:
         threading.Thread(target=work, name="gradwire-apart", daemon=True).start()
     except RuntimeError:
-        log.warning("no further thread can be started", exc_info=True)
+        log.warning("%s: no further thread can be started", "gradwire-apart", exc_info=True)
         work()
 
 
