@@ -21,7 +21,7 @@ constexpr double kTrainAwaited = 0.5;
 constexpr double kTrainsPerWindow = 16;
 // A train that takes no longer than so many seconds at BtlBw may be longer than that, up to
 // an eighth of the window: on fast networks the calls of short trains cost more than collisions do.
-constexpr double kTrainSeconds = 150e-6;
+constexpr double kTrainSeconds = 50e-6;
 constexpr double kLeastTrains = 8;
 // Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;

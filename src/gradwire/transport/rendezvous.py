@@ -893,7 +893,7 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
     first = configurations[0]
     for endpoint, other in enumerate(configurations):
         # These go first, for they explain why other options differ.
-        head = ("wrapper", "policy")
+        head = ("policy", "wrapper")
         for name in (*head, *sorted((set(first) | set(other)) - set(head))):
             ours, theirs = first.get(name, "unset"), other.get(name, "unset")
             if ours != theirs:
