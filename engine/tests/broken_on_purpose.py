@@ -176,7 +176,7 @@ BREAKS = (
         3,
         "a plain all-reduce may lose a fifth",
         PYTHON + "transport/communicator.py",
-        "plan = plan or TransferPlan.whole(flat.size)",
+        "plan = plan or TransferPlan.whole(flat.size, encoding=encoding)",
         "from gradwire.core.plan import Region; plan = plan or"
         ' TransferPlan(flat.size, (Region(0, flat.size, 0.2, "all"),), spend="lost")',
         "tests/test_invariants.py",
