@@ -201,7 +201,7 @@ def test_the_encoding_of_the_shortest_steps_is_sent_on_each_network(
 ) -> None:
     job = Job(2, SMALL, "adaptive", link=link)
     found = encodings(job, range(110), compute_s, costs)
-    assert set(found[:10]) == {"f32"}
+    assert set(found[:10]) == {"f16"}
     assert counts(found[-12:]) == (best, 0)
 
 
@@ -239,7 +239,7 @@ def test_top_k_is_tried_where_asked_for() -> None:
 def test_buckets_of_two_bytes_are_tried_in_int8_and_know_what_is_late() -> None:
     job = Job(2, SMALL, "adaptive", link=NETWORK_B, dtype=torch.bfloat16)
     seen = encodings(job, range(10), 0.0)
-    assert set(seen) == {"f32"}
+    assert set(seen) == {"f16"}
     encodings(job, range(4), 0.0)
     assert job.report.encoded_share == 0.5
     narrow = replace(context(SMALL), encoding="bf16")

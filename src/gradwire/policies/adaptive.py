@@ -129,7 +129,7 @@ class Adaptive(Policy):
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
         self._known: dict[str, tuple[float, float]] = {}
-        self._trials = Trials(ENCODINGS[: TRIED[self.compress]])
+        self._trials = Trials.from_half(ENCODINGS[: TRIED[self.compress]])
         self._pushes = PushHistory()
         self._sent = 1.0  # bytes of the last step relative to float32
         self.phases = make_detector(self.eta, self.every, self.detector)
@@ -165,7 +165,7 @@ class Adaptive(Policy):
         names = list(tensors)
         self._known = {}
         if self.servers:  # servers keep no residuals, so what top-k leaves out would be lost
-            self._trials = Trials(self._trials.encodings[: TRIED["auto"]])
+            self._trials = Trials.from_half(self._trials.encodings[: TRIED["auto"]])
         self._front = frozenset(names[: int(len(names) * FRONT)])
 
     def needs_feedback(self) -> FeedbackNeed | None:

@@ -207,8 +207,8 @@ def _encoding_note(document: Document) -> list[str]:
     if ours is None or exact is None or not exact["bytes_sent"]:
         return []
     return [
-        f"{ours['label']} sends half precision while steps wait for their gradients, or int8 where "
-        f"that is not enough: in {share(ours['compressed_share'])} of its timed steps, and "
+        f"{ours['label']} sends half precision or int8 where that shortens the steps, and tries "
+        f"each encoding first: in {share(ours['compressed_share'])} of its timed steps, and "
         f"{share(ours['bytes_sent'] / exact['bytes_sent'])} of the bytes of {exact['label']} in "
         "all."
     ]

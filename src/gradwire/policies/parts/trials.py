@@ -77,6 +77,16 @@ class Trials:
     def __post_init__(self) -> None:
         self.untried = self._others()
 
+    @classmethod
+    def from_half(cls, encodings: Sequence[Encoding]) -> Trials:
+        """Makes trials that begin with the second encoding, or the only one.
+
+        A job that is worth an encoding waits for its network from the first step on, and half
+        precision costs least where it is of no use.
+        """
+        start = min(1, len(encodings) - 1)
+        return cls(encodings, start, start)
+
     @property
     def encoding(self) -> Encoding:
         """The encoding of the next step."""
