@@ -62,6 +62,8 @@ class Trials:
         untried: What is to be tried next.
         times: Seconds of the last blocks by encoding.
         allowance: Number of steps that may be on trial.
+        chosen: Whether the encoding in use was chosen by the times of all of them. One with which a
+            job begins gives way to a milder one as if that had been in use.
     """
 
     encodings: Sequence[Encoding]
@@ -71,6 +73,7 @@ class Trials:
     untried: list[int] = field(default_factory=list)
     times: dict[int, list[float]] = field(default_factory=dict)
     allowance: float = ALLOWANCE
+    chosen: bool = True
     _whole: bool = False  # whether the present block has been sent in its encoding from its start
     _timed: int | None = None  # the encoding of the block whose time comes next
 
@@ -85,7 +88,7 @@ class Trials:
         precision costs least where it is of no use.
         """
         start = min(1, len(encodings) - 1)
-        return cls(encodings, start, start)
+        return cls(encodings, start, start, chosen=False)
 
     @property
     def encoding(self) -> Encoding:
@@ -116,12 +119,13 @@ class Trials:
             "untried": started + self.untried,
             "times": {index: list(times) for index, times in self.times.items()},
             "allowance": self.allowance,
+            "chosen": self.chosen,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = State(state, "state['phases']['trials']")
-        read.keys(("current", "untried", "times", "allowance"))
+        read.keys(("current", "untried", "times", "allowance", "chosen"))
         last = len(self.encodings) - 1
         current = read.whole("current", high=last)
         untried = [int(each) for each in read.numbers("untried", 0)]
@@ -129,6 +133,7 @@ class Trials:
         if any(each > last or each == current for each in untried) or any(i > last for i in times):
             raise read.wrong("untried", f"encodings from 0 to {last}, but {current}")
         self.allowance = read.number("allowance", -ALLOWANCE, ALLOWANCE)
+        self.chosen = read.flag("chosen")
         self.current = self.running = current
         self.untried, self.times, self.left = untried, times, 0
         self._whole, self._timed = False, None
@@ -189,8 +194,9 @@ class Trials:
         self.current = min(
             index
             for index, time in known.items()
-            if time <= most and (index > before or time <= now)
+            if time <= most and (index > before or time <= now or not self.chosen)
         )
+        self.chosen = self.chosen or len(known) == len(self.encodings)
         if self.current != before:
             self.untried = [each for each in self.untried if each != self.current]
             self.untried += [before] if before not in self.untried else []
