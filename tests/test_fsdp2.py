@@ -391,6 +391,23 @@ def test_a_step_that_a_loss_scaler_skips_leaves_no_trace(two: Ranks) -> None:
 # ---------------------------------------------------------------------------- replicas
 
 
+def off_with_replicas(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    twin, net = model(), shard(model(), mesh["shard"])
+    on = gradwire.attach(net, "reliable", replicas=mesh["replicate"])
+    with pytest.raises(gradwire.ConfigError, match="already attached"):
+        gradwire.attach(net, "off", replicas=mesh["replicate"])
+    on.detach()
+    gradwire.attach(net, "off", replicas=mesh["replicate"])
+    backward(net, batch(rank, 0))
+    expected = average_of(local(twin, batch(rank, 0)))
+    torch.testing.assert_close(gradients(net), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_off_still_averages_over_replicas(four: Ranks) -> None:
+    four.run(off_with_replicas)
+
+
 def replicas(rank: int, world: int, name: str) -> torch.Tensor:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     twin, net = model(), shard(model(), mesh["shard"])

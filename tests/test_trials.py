@@ -144,9 +144,18 @@ def test_what_was_measured_survives_a_restart(report: StepReport) -> None:
     assert set(run.go(100)) == {"f16"}
 
 
+def test_a_state_with_stronger_encodings_goes_on_with_those_that_are_left() -> None:
+    saved = Trials([*ENCODINGS, ("topk", 0.125)], 3, 3).state_dict()
+    trials = Trials(ENCODINGS)
+    trials.load_state_dict({**saved, "times": {0: [1.0], 3: [0.5]}})
+    assert trials.encoding == ("int8", 1.0)
+    assert trials.untried == [0, 1]
+    assert trials.times == {0: [1.0]}
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"current": 3}, {"untried": [0]}, {"times": {7: [1.0]}}, {"allowance": 1e9}, {"untried": "f"}],
+    [{"current": 4}, {"untried": [0]}, {"times": {7: [1.0]}}, {"allowance": 1e9}, {"untried": "f"}],
 )
 def test_a_damaged_state_is_refused(wrong: dict[str, object]) -> None:
     trials = Trials(ENCODINGS)

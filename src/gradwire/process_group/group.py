@@ -176,7 +176,8 @@ class GradwireGroup(dist.ProcessGroup):
         opts = _options(dist.ReduceScatterOptions, opts, None, None)
         alike = given.numel() == output.numel() * self._group.world_size
         if not alike or not self._for_engine([given], output, opts.reduceOp):
-            if torch.__version__ < GLOO_REDUCES and not opts.reduceOp == dist.ReduceOp.SUM:
+            others = self._group.world_size > 1
+            if others and torch.__version__ < GLOO_REDUCES and opts.reduceOp != dist.ReduceOp.SUM:
                 raise ConfigError.of(
                     "op",
                     opts.reduceOp,

@@ -1,6 +1,7 @@
 """`gradwire.attach` lets the gradients of a model under DDP or FSDP2 travel over gradwire."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +18,14 @@ from gradwire.core.report import StepReport
 from gradwire.policies import Policy
 from gradwire.training.connection import Connection
 from gradwire.training.ddp_module import check_hands_over, ddp_of, unwrapped
-from gradwire.training.fsdp import Replicated, Sharded
-from gradwire.training.fsdp_module import is_sharded, process_group_of, shard_groups
+from gradwire.training.fsdp import Replicated, Sharded, average
+from gradwire.training.fsdp_module import (
+    check_detached,
+    is_sharded,
+    process_group_of,
+    shard_group_of,
+    shard_groups,
+)
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.off import LeftAlone, switched_off
@@ -84,7 +91,7 @@ def attach(
         replicas = replicas.get_group()
     if isinstance(found, torch.nn.Module) and is_sharded(found):
         if switched_off(policy):
-            return _left_alone(replicas, options)
+            return _left_sharded(found, replicas, options)
         return _open(_fully_sharded(found, replicas, policy, options, optimizer, scaler))
     if replicas is not None:
         raise ConfigError.of(
@@ -92,7 +99,8 @@ def attach(
         )
     ddp = ddp_of(found)
     if switched_off(policy):
-        _check_free(ddp)
+        with _failing(ddp.process_group):
+            _check_free(ddp)
         return _left_alone(ddp.process_group, options)
     with _failing(ddp.process_group):
         state = _configured(ddp, policy, optimizer, scaler, options)
@@ -308,6 +316,19 @@ def _fully_sharded(
         if replicas is None:
             return Sharded(model, groups, *common, **more)
         return Replicated(model, groups, replicas, *common, **more)
+
+
+def _left_sharded(
+    model: torch.nn.Module, replicas: dist.ProcessGroup | None, options: dict[str, object]
+) -> Attachment:
+    """Leaves a model under fully_shard to torch, but for the averages over replicas."""
+    process_group = replicas or shard_group_of(model)
+    with _failing(process_group):
+        check_detached(model)
+        if replicas is not None:
+            for group in shard_groups(model):
+                group.module.set_all_reduce_hook(functools.partial(average, replicas))
+    return _left_alone(process_group, options)
 
 
 def _left_alone(process_group: dist.ProcessGroup | None, options: dict[str, object]) -> Attachment:

@@ -188,15 +188,62 @@ def process_group_of(groups: list[ShardGroup]) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, groups[0].inner.mesh_info.shard_process_group)
 
 
+def shard_group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
+    """Returns the process group of the first module under fully_shard that has parameters."""
+    for module in model.modules():
+        for inner in _inners(module) if isinstance(module, FSDPModule) else ():
+            return cast(dist.ProcessGroup, inner.mesh_info.shard_process_group)
+    return None
+
+
+def check_detached(model: torch.nn.Module) -> None:
+    """Raises ConfigError where gradwire is attached to a model under fully_shard."""
+    for module in model.modules():
+        for inner in _inners(module) if isinstance(module, FSDPModule) else ():
+            if any(map(_is_attached, _reductions(inner))):
+                raise _already_attached()
+
+
+def _inners(module: FSDPModule) -> list[Any]:
+    """Returns what torch keeps of each group of parameters of a module."""
+    state = module._get_fsdp_state()
+    inners = getattr(state, "_fsdp_param_groups", None)  # several from torch 2.12 on
+    if inners is None:
+        inners = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return list(inners)
+
+
+def _reductions(inner: Any) -> list[Any]:
+    """Returns who scatters and who averages the gradients of a group; None for torch itself."""
+    return [getattr(inner, name, None) for name in ("_reduce_scatter_comm", "_all_reduce_hook")]
+
+
+def _owner(taken: Any) -> tuple[str, str]:
+    """Returns the module and the name of a reduction."""
+    owner = getattr(taken, "func", taken)
+    kind = getattr(owner, "__qualname__", type(owner).__qualname__)
+    return getattr(owner, "__module__", ""), kind
+
+
+def _is_attached(taken: Any) -> bool:
+    place, kind = _owner(taken)
+    return place == OURS and kind != AFTERWARDS
+
+
+def _already_attached() -> ConfigError:
+    return ConfigError.about(
+        "gradwire is already attached to this model",
+        "call detach() on that attachment first",
+        setting="model",
+    )
+
+
 def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[ShardGroup]:
     """Returns the group of a module's parameters, or none; `paths` has the names of modules."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if "ReplicateModule" in kinds:
         raise _replicated("replicate", "wrap the model in DistributedDataParallel")
-    state = module._get_fsdp_state()
-    inners = getattr(state, "_fsdp_param_groups", None)  # several from torch 2.12 on
-    if inners is None:
-        inners = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    inners = _inners(module)
     if len(inners) > 1:
         raise ConfigError.about(
             f"module {path!r} has parameters on several meshes (shard_placement_fn)",
@@ -229,17 +276,11 @@ def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[Sha
 
 def _check_free(inner: Any, path: str) -> None:
     """Raises ConfigError where somebody else reduces the gradients of a group."""
-    for taken in (inner._reduce_scatter_comm, inner._all_reduce_hook):
-        owner = getattr(taken, "func", taken)
-        kind = getattr(owner, "__qualname__", type(owner).__qualname__)
-        ours = getattr(owner, "__module__", "") == OURS
-        if ours and kind != AFTERWARDS:
-            raise ConfigError.about(
-                "gradwire is already attached to this model",
-                "call detach() on that attachment first",
-                setting="model",
-            )
-        if taken is not None and not ours and kind != "DefaultReduceScatter":
+    for taken in _reductions(inner):
+        if _is_attached(taken):
+            raise _already_attached()
+        place, kind = _owner(taken)
+        if taken is not None and place != OURS and kind != "DefaultReduceScatter":
             raise ConfigError.about(
                 f"module {path!r} already has a reduction of its own, {kind}",
                 "attach gradwire to a model without one",

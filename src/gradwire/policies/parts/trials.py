@@ -45,6 +45,9 @@ GAIN = 0.97
 CHANGE, NEWEST = 1.5, 3
 """Factor that is a change of time, and the number of blocks in a row that have to show it."""
 
+MOST = 4
+"""Number of encodings that there can be."""
+
 SHARE, ALLOWANCE, RESERVE = 0.02, 40.0, 16.0
 """Share of the steps that may be on trial, the most such steps that are saved up, as at first, and
 how many of them are kept for a change."""
@@ -123,17 +126,25 @@ class Trials:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else.
+
+        What was measured of encodings that are not allowed here is dropped.
+        """
         read = State(state, "state['phases']['trials']")
         read.keys(("current", "untried", "times", "allowance", "chosen"))
         last = len(self.encodings) - 1
-        current = read.whole("current", high=last)
+        saved = read.whole("current", high=MOST - 1)
+        current = min(saved, last)
         untried = [int(each) for each in read.numbers("untried", 0)]
+        if saved in untried or max(untried, default=0) >= MOST:
+            raise read.wrong("untried", f"encodings from 0 to {MOST - 1}, but {saved}")
+        untried = [each for each in untried if each <= last and each != current]
         times = read.part("times").lists_by_bucket()
-        if any(each > last or each == current for each in untried) or any(i > last for i in times):
-            raise read.wrong("untried", f"encodings from 0 to {last}, but {current}")
+        if any(index >= MOST for index in times):
+            raise read.wrong("times", f"encodings from 0 to {MOST - 1}")
+        times = {index: seconds for index, seconds in times.items() if index <= last}
         self.allowance = read.number("allowance", -ALLOWANCE, ALLOWANCE)
-        self.chosen = read.flag("chosen")
+        self.chosen = read.flag("chosen") and saved == current
         self.current = self.running = current
         self.untried, self.times, self.left = untried, times, 0
         self._whole, self._timed = False, None
