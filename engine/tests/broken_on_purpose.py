@@ -137,6 +137,14 @@ BREAKS = (
         SIM + "late_rank.py",
     ),
     Break(
+        1,
+        "a committed pull withholds beyond the bound of its region",
+        PROTO + "pull/committed_pull.cc",
+        "if (spent > pull_losable(plan_, region, sum_.region_elements(region))) return false;",
+        "",
+        SIM + "bounded.py " + SIM + "property.py",
+    ),
+    Break(
         2,
         "a worker keeps what a committed pull withheld from others",
         PROTO + "endpoint/results.cc",
@@ -160,7 +168,7 @@ BREAKS = (
         PROTO + "endpoint/results.cc",
         "r.error_offset = op.grid.offset[op.own_shard().begin];",
         "r.error_offset = op.grid.offset[op.own_shard().begin];"
-        " float* const at = op.spec.data + r.error_offset;"
+        " float* const at = const_cast<float*>(op.spec.data.floats(r.error_offset));"
         " reduce::add(at, r.result_error.data(), r.result_error.size());",
         SIM + "encodings.py",
     ),

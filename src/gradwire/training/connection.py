@@ -244,30 +244,24 @@ class Connection:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
         if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            raise ConfigError.about(
-                f"optimizer={type(optimizer).__name__}",
+            raise _refused(
+                optimizer,
                 "a wrapper that takes no step hooks (it is not initialised as a "
                 "torch.optim.Optimizer); give the optimizer inside it",
-                setting="optimizer",
-                value=type(optimizer).__name__,
             )
         if getattr(optimizer, "_overlap_with_ddp", False):
-            raise ConfigError.about(
-                f"optimizer={type(optimizer).__name__}",
+            raise _refused(
+                optimizer,
                 "with overlap_with_ddp=True it steps in a communication hook of its own and its "
                 "step() does nothing; make it with overlap_with_ddp=False",
-                setting="optimizer",
-                value=type(optimizer).__name__,
             )
         if optimizer is not None and self._names.trained is not None:
             held = (p for group in optimizer.param_groups for p in group["params"])
             if not any(map(self._names.knows, held)):
-                raise ConfigError.about(
-                    f"optimizer={type(optimizer).__name__}",
+                raise _refused(
+                    optimizer,
                     "it holds none of the module's parameters; give the one that steps with "
                     "their gradients, or None",
-                    setting="optimizer",
-                    value=type(optimizer).__name__,
                 )
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
@@ -343,6 +337,12 @@ def _check_devices(model: torch.nn.Module) -> None:
                 setting=plain,
                 value=str(parameter.device),
             )
+
+
+def _refused(optimizer: object, why: str) -> ConfigError:
+    """Makes the error about an optimizer that cannot be followed."""
+    kind = type(optimizer).__name__
+    return ConfigError.about(f"optimizer={kind}", why, setting="optimizer", value=kind)
 
 
 def _check_real(model: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Policy "off": gradwire leaves the module alone, and DDP averages over its process group.
+"""Policy "off" leaves the module to torch, which averages gradients over its process group.
 
 The ranks still meet once, since a rank that is off would leave the others waiting.
 """
@@ -71,7 +71,7 @@ def agree_off(process_group: dist.ProcessGroup | None, options: Mapping[str, obj
 
 @functools.cache
 def _say_once() -> None:
-    log.warning("gradwire is off (policy='off'): DDP averages gradients over its process group")
+    log.warning("gradwire is off (policy='off'): torch averages gradients itself")
 
 
 def owed_nothing(state: Mapping[Any, Any]) -> bool:
