@@ -56,7 +56,9 @@ os.environ.update(
     BACKEND=FACES[given.face],
     WORLD_SIZE=str(given.world_size),
     TEMP_DIR=scratch.name,
+    TMPDIR=scratch.name,  # of the files that torch's tests leave
 )
+tempfile.tempdir = scratch.name
 
 import torch  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
