@@ -90,7 +90,10 @@ def quietly(script: str) -> list[tuple[int, str]]:
     return [(process.returncode, out) for process, out in zip(processes, outputs, strict=True)]
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end",
+    ["failed", *(pytest.param(end, marks=pytest.mark.slow) for end in ("attached", "detached"))],
+)
 def test_a_job_ends_in_silence_though_its_last_graph_holds_the_hook(end: str) -> None:
     """The graph holds the reducer, and that the hook's state: neither is ever collected."""
     assert quietly(START + ENDS[end]) == [(0, "")] * 2
