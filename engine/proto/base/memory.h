@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "proto/base/spare_floats.h"
+#include "proto/base/spare.h"
 
 namespace gradwire {
 
@@ -16,10 +16,10 @@ namespace gradwire {
 // eighth free for the first ops of other lanes, which may have to run at the same time.
 struct Memory {
   uint64_t limit = 0;
-  uint64_t ops = 0;        // reserved by ops
-  uint64_t waiting = 0;    // contributions ahead of their turn
-  uint64_t early = 0;      // packets and messages of ops that have not started here
-  SpareFloats spare = {};  // of ops that are over; beside the limit
+  uint64_t ops = 0;      // reserved by ops
+  uint64_t waiting = 0;  // contributions ahead of their turn
+  uint64_t early = 0;    // packets and messages of ops that have not started here
+  SpareSums spare = {};  // of ops that are over; beside the limit
 
   uint64_t held() const { return ops + waiting + early; }
   uint64_t most_early() const { return limit / 8; }

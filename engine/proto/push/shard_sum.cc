@@ -9,7 +9,7 @@
 namespace gradwire {
 
 ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                   codec::Elements own, SpareFloats& spare)
+                   codec::Elements own, SpareSums& spare)
     : plan_(plan),
       grid_(grid),
       begin_(shard.begin),
@@ -18,7 +18,7 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
       encodes_(!plan.result_format().plain()) {
   // A sum begins with a whole contribution, so that only errors have to be zero before.
   const size_t elements = grid.offset[shard.end] - grid.offset[shard.begin];
-  sum_ = keeps_error() ? Zeroed<float>(elements) : spare_.take(elements);
+  sum_ = keeps_error() ? Zeroed<float>(elements) : spare_.sums.take(elements);
   if (!plan.format.plain()) {
     decoded_.resize(grid.chunk_elements);
     own_values_.resize(grid.chunk_elements);
@@ -31,7 +31,7 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
     result_at_.push_back(at);
     at += plan.format.bytes(grid.length(c));
   }
-  results_ = Zeroed<uint8_t>(at);
+  results_ = spare_.results.take(at);
 }
 
 const float* ShardSum::own(uint32_t local) {

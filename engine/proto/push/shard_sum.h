@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "codec/elements.h"
-#include "proto/base/spare_floats.h"
+#include "proto/base/spare.h"
 #include "proto/base/zeroed.h"
 #include "proto/plan/grid.h"
 #include "proto/plan/plan.h"
@@ -19,8 +19,11 @@ class ShardSum {
   // `own`: the values of the worker in this process, of the whole op; none at a server. `spare`
   // outlives this.
   ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, codec::Elements own,
-           SpareFloats& spare);
-  ~ShardSum() { spare_.give(std::move(sum_)); }
+           SpareSums& spare);
+  ~ShardSum() {
+    spare_.sums.give(std::move(sum_));
+    spare_.results.give(std::move(results_));
+  }
   ShardSum(const ShardSum&) = delete;
   ShardSum& operator=(const ShardSum&) = delete;
 
@@ -61,7 +64,7 @@ class ShardSum {
   const Grid& grid_;
   uint32_t begin_;
   codec::Elements own_;
-  SpareFloats& spare_;
+  SpareSums& spare_;
   bool encodes_;  // results are encoded
   // By element of the shard: the sum; after a result was encoded, the encoding's error.
   Zeroed<float> sum_;
