@@ -141,6 +141,7 @@ struct Endpoint::Impl {
   // receive.cc
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                uint8_t ecn);
+  void other_version(const Path& path, uint8_t version, Nanos now);
   void on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
                  Nanos arrival, uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
@@ -190,7 +191,12 @@ struct Endpoint::Impl {
   void check_probe(Path& path, Nanos now);
 
   // settle.cc
-  void touch(Path& path);
+  // Notes that something of this path has changed.
+  void touch(Path& path) {
+    if (path.touched) return;
+    path.touched = true;
+    due.touched.push_back(path.peer);
+  }
   void settle();
   void settle_destination(Path& path);
   Nanos next_send(Path& path) const;
@@ -294,6 +300,7 @@ struct Endpoint::Impl {
   void make_aggregator_part(Op& op);
   void op_changed(Op& op);
   Op* find(uint64_t op);
+  uint64_t full_id(uint32_t low) const;
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
   void begin(OpSpec spec, Nanos since, Nanos now);
@@ -357,6 +364,7 @@ struct Endpoint::Impl {
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
   Memory memory;                             // of all ops
   std::map<uint64_t, std::unique_ptr<Op>> ops;
+  Op* last_found = nullptr;  // most packets are of the same op as the one before
   Numbers numbers;
   WaitingOps waiting;
   OpAgenda op_agenda;

@@ -22,22 +22,24 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   Path& path = *paths[source];
   due.clock = now;
   touch(path);
-  if (head->version != wire::kVersion) {
-    // A peer keeps its version, so this datagram is foreign or damaged.
-    if (path.life.heard) {
-      ++counters.malformed;
-      return;
-    }
-    fail({name(source) + " speaks protocol version " + std::to_string(head->version) + ", " +
-              name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
-          source, Cause::version},
-         now);
-    return;
-  }
+  if (head->version != wire::kVersion) return other_version(path, head->version, now);
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.life.note(now);
   on_packet(path, head->kind, datagram, now, arrival, ecn);
+}
+
+// Fails where a peer that has not been heard before speaks another version. It keeps its version, so
+// a later datagram of another one is foreign or damaged.
+void Endpoint::Impl::other_version(const Path& path, uint8_t version, Nanos now) {
+  if (path.life.heard) {
+    ++counters.malformed;
+    return;
+  }
+  fail({name(path.peer) + " speaks protocol version " + std::to_string(version) + ", " +
+            name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
+        path.peer, Cause::version},
+       now);
 }
 
 void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram,
@@ -147,14 +149,14 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     return;
   }
   if (number > path.acks.largest()) receiver.credit.ask(path.grant, header->backlog);
-  const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
+  const uint64_t op_id = full_id(header->op);
   const Fate fate = accept(path, *header, op_id, datagram, now);
   // A refused packet was not examined, and a number far ahead would make all earlier ones old.
   const bool far_ahead = number >= path.acks.largest() + ReceivedPackets::kWindow;
   if (fate == Fate::malformed || (fate == Fate::refused && far_ahead)) return;
   const bool refused = fate == Fate::refused;
   counters.refused += refused;
-  if (!refused) note_started(path, op_id + kLanes);
+  if (!refused && !path.started.contains(op_id)) note_started(path, op_id + kLanes);
   path.arriving.count(number, path.acks.largest(), bytes, now);
   if (path.acks.record(number, refused, arrival)) receiver.missing();
   if (path.ecn.seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
@@ -177,10 +179,9 @@ void Endpoint::Impl::schedule_ack(Path& path, const wire::Header& header, Nanos 
 Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
                             std::span<const uint8_t> datagram, Nanos now) {
   if (failure) return Fate::malformed;
-  if (finished(op_id)) return Fate::taken;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
-  Op* op = find(op_id);
-  if (op) return dispatch(path, *op, header, payload, now);
+  if (Op* op = find(op_id)) return dispatch(path, *op, header, payload, now);
+  if (finished(op_id)) return Fate::taken;
   const bool server = config.endpoint >= config.workers;
   if (number_of(op_id) >= expected(op_id) + kOpsAhead) return Fate::refused;
   if (server && header.common.kind == wire::Kind::open)

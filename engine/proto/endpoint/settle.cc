@@ -6,13 +6,6 @@
 
 namespace gradwire {
 
-// Notes that something of this path has changed.
-void Endpoint::Impl::touch(Path& path) {
-  if (path.touched) return;
-  path.touched = true;
-  due.touched.push_back(path.peer);
-}
-
 void Endpoint::Impl::settle() {
   for (const uint16_t peer : due.touched) {
     Path& path = *paths[peer];

@@ -75,6 +75,7 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
 
 // An op ends here: nothing of it waits any more.
 void Endpoint::Impl::drop(const Op& op) {
+  if (last_found == &op) last_found = nullptr;
   op_agenda.timers.erase({op.due, op.id});
   for (auto& p : paths) {
     if (!p) continue;
