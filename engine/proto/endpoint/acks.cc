@@ -11,9 +11,7 @@ Op* Endpoint::Impl::op_of(const SentPacket& packet) {
   return op && packet.kind == wire::Kind::push && op->done() ? nullptr : op;
 }
 
-// Takes an acknowledged packet. `counted` is the op whose chunks were acknowledged before it by the
-// same ACK: what waits of an op is counted once for all of them.
-void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Op*& counted, Nanos now) {
+void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos now) {
   if (!packet.data()) {
     if (!path.control.live(packet.item)) return;
     Op* op = find(packet.op);
@@ -23,8 +21,7 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Op*& cou
   }
   Op* op = op_of(packet);
   if (!op) return;
-  if (counted && counted != op) recount(*counted, path);
-  counted = op;
+  count_later(*op, path);
   const bool push = packet.kind == wire::Kind::push;
   ChunkSender& chunks = sender_of(*op, path, packet.kind);
   chunks.acked(packet.item);
@@ -94,13 +91,11 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   path.loss_to.time = now;
   sender.on_left(scratch.acked.in_flight);
   counters.spurious_retransmissions += scratch.acked.spurious;
-  Op* counted = nullptr;
   for (const SentPacket& packet : scratch.acked.packets) {
     path.ecn.sent.acked(packet.ect);
     if (packet.state != SentPacket::State::lost) path.limit.acked(packet.bytes);
-    packet_acked(path, packet, counted, now);
+    packet_acked(path, packet, now);
   }
-  if (counted) recount(*counted, path);
   on_counts(path, ack, now);
   if (scratch.acked.bytes == 0) return true;
   path.recovery.detect_losses(scratch.lost);

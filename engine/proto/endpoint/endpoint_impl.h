@@ -69,13 +69,20 @@ struct OpAgenda {
 // Due is when which path needs something, as of the last settling.
 struct Due {
   explicit Due(size_t paths, Nanos now)
-      : sends(paths), controls(paths), checks(paths), last_timer(now), clock(now) {}
+      : sends(paths),
+        controls(paths),
+        checks(paths),
+        uncounted(paths),
+        last_timer(now),
+        clock(now) {}
 
   // By path: an ACK, ping or farewell; a control frame; on_timer().
   Agenda sends;
   Agenda controls;
   Agenda checks;
   std::vector<uint16_t> touched;  // paths to settle
+  // By path: the op of which what waits for the peer must be counted again; null: none.
+  std::vector<Op*> uncounted;
   int long_paths = 0;
   int lossy_paths = 0;    // paths with heavy loss
   Nanos repeat = kNever;  // packets go again before an ACK
@@ -184,7 +191,7 @@ struct Endpoint::Impl {
   void on_counts(Path& path, const wire::Ack& ack, Nanos now);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   Op* op_of(const SentPacket& packet);
-  void packet_acked(Path& path, const SentPacket& packet, Op*& counted, Nanos now);
+  void packet_acked(Path& path, const SentPacket& packet, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
   void give_up(Op& op, const Path& path, ChunkSender& push);
@@ -244,6 +251,7 @@ struct Endpoint::Impl {
   uint64_t backlog(const Path& path) const;
   void recount(const Op& op, Path& path);
   void recount(const Op& op);
+  void count_later(Op& op, Path& path);
   void note_started(Path& path, uint64_t below);
   void drop(const Op& op);
   SendController::LongPaths long_paths() const;

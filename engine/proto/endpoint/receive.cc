@@ -333,7 +333,7 @@ bool Endpoint::Impl::on_pull(Path& path, Op& op, uint32_t chunk, std::span<const
   if (!part.pull[aggregator].insert(chunk)) return true;
   apply(op, chunk, payload.data(), now);
   part.push[aggregator]->forget(chunk);
-  recount(op, path);
+  count_later(op, path);
   answer_pull(op, aggregator);
   maybe_done(op, now);
   return true;

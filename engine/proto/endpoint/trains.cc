@@ -62,6 +62,15 @@ void Endpoint::Impl::recount(const Op& op) {
     if (p) recount(op, *p);
 }
 
+// Has the next settling count what waits of an op for a peer: once for all packets until then.
+void Endpoint::Impl::count_later(Op& op, Path& path) {
+  Op*& other = due.uncounted[path.peer];
+  if (other == &op) return;
+  if (other) recount(*other, path);
+  other = &op;
+  touch(path);
+}
+
 // Records that the peer has started the ops of a lane below this id.
 void Endpoint::Impl::note_started(Path& path, uint64_t below) {
   const uint64_t before = path.started.next_of(below);
@@ -79,6 +88,7 @@ void Endpoint::Impl::drop(const Op& op) {
   op_agenda.timers.erase({op.due, op.id});
   for (auto& p : paths) {
     if (!p) continue;
+    if (due.uncounted[p->peer] == &op) due.uncounted[p->peer] = nullptr;
     scheduler.set_waiting(p->peer, op.id, {});
     if (op.worker && config.servers == 0) p->early_sent -= op.worker->early[p->peer];
     touch(*p);
