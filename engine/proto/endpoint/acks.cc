@@ -25,9 +25,12 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
   const bool push = packet.kind == wire::Kind::push;
   ChunkSender& chunks = sender_of(*op, path, packet.kind);
   chunks.acked(packet.item);
-  if (push) return give_up(*op, path, chunks);
+  if (push) {
+    if (op->spec.plan.spend == Spend::lost) give_up(*op, path, chunks);
+    return;
+  }
   leaving.result_taken = now;
-  op_changed(*op);
+  may_be_drained(*op);
   if (op->commits()) try_commit(*op, now);
 }
 
@@ -91,11 +94,13 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   path.loss_to.time = now;
   sender.on_left(scratch.acked.in_flight);
   counters.spurious_retransmissions += scratch.acked.spurious;
+  uint16_t longest = 0;
   for (const SentPacket& packet : scratch.acked.packets) {
     path.ecn.sent.acked(packet.ect);
-    if (packet.state != SentPacket::State::lost) path.limit.acked(packet.bytes);
+    if (packet.state != SentPacket::State::lost) longest = std::max(longest, packet.bytes);
     packet_acked(path, packet, now);
   }
+  if (longest) path.limit.acked(longest);
   on_counts(path, ack, now);
   if (scratch.acked.bytes == 0) return true;
   path.recovery.detect_losses(scratch.lost);

@@ -307,6 +307,12 @@ struct Endpoint::Impl {
   void make_worker_part(Op& op, Nanos now);
   void make_aggregator_part(Op& op);
   void op_changed(Op& op);
+  // Notes that an op may be drained.
+  void may_be_drained(Op& op) {
+    if (op.changed) return;
+    op.changed = true;
+    op_agenda.changed.push_back(op.id);
+  }
   Op* find(uint64_t op);
   uint64_t full_id(uint32_t low) const;
   uint64_t expected(uint64_t op) const;

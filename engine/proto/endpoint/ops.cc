@@ -293,9 +293,7 @@ void Endpoint::Impl::op_changed(Op& op) {
     op_agenda.timers.emplace(due, op.id);
     op.due = due;
   }
-  if (op.changed) return;
-  op.changed = true;
-  op_agenda.changed.push_back(op.id);
+  may_be_drained(op);
 }
 
 // Frees the drained ones among the ops that have changed.

@@ -29,8 +29,8 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   on_packet(path, head->kind, datagram, now, arrival, ecn);
 }
 
-// Fails where a peer that has not been heard before speaks another version. It keeps its version, so
-// a later datagram of another one is foreign or damaged.
+// Fails where a peer that has not been heard before speaks another version. It keeps its version,
+// so a later datagram of another one is foreign or damaged.
 void Endpoint::Impl::other_version(const Path& path, uint8_t version, Nanos now) {
   if (path.life.heard) {
     ++counters.malformed;
@@ -275,6 +275,10 @@ Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& head
     uint8_t& known = part.result_class[header.chunk - op.own_shard().begin];
     known = std::min(known, wire::priority_class(header.flags));
   }
+  // Nothing follows from a contribution that completes no sum, where no region closes by count.
+  if (added == Aggregator::Added::counted && part.passes.empty() && !part.sum.closes_regions() &&
+      part.sum.finished().size() == part.counted)
+    return Fate::taken;
   after_sum(op, now);
   answer_push(op, worker);
   return Fate::taken;
@@ -325,7 +329,8 @@ Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
 bool Endpoint::Impl::on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload,
                              Nanos now) {
   const uint16_t aggregator = config.aggregator_at(path.peer);
-  if (chunk >= op.grid.chunks() || op.grid.aggregator_of(chunk) != aggregator ||
+  const Grid::Shard& shard = op.grid.shards[aggregator];
+  if (chunk < shard.begin || chunk >= shard.end ||
       !codec::valid(op.spec.plan.format, payload, op.grid.length(chunk)))
     return false;
   WorkerPart& part = *op.worker;
