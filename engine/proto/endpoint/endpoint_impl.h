@@ -220,8 +220,9 @@ struct Endpoint::Impl {
   uint64_t next_id(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
-  wire::Header header_of(const SentPacket& packet, uint32_t chunk, uint64_t backlog,
-                         Nanos now) const;
+  wire::Header header_at(Nanos now) const;
+  static void set_header(wire::Header& header, const SentPacket& packet, uint32_t chunk,
+                         uint64_t backlog);
   wire::Common common(wire::Kind kind) const {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
@@ -238,6 +239,7 @@ struct Endpoint::Impl {
   };
   // Filling is the state of a train that is being filled.
   struct Filling {
+    wire::Header header;    // of the last packet; the next has most of it in common
     uint32_t most = 0;      // packets
     uint64_t left = 0;      // chunks that wait for this peer
     uint64_t room = 0;      // chunks that may go early
@@ -258,7 +260,7 @@ struct Endpoint::Impl {
   bool transmit_train(Nanos now, Train& train);
   bool holds(Path& path, Nanos now, Nanos& until);
   void went(Path& path, const Train& train, bool probe, bool apart);
-  void sent(Path& path, SentPacket& packet, Nanos now);
+  void sent(Path& path, const Train& train, Nanos now);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);
   static void count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling);

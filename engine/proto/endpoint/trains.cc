@@ -177,15 +177,15 @@ void Endpoint::Impl::went(Path& path, const Train& train, bool probe, bool apart
 
 // ---- how it is written
 
-// Counts a packet that goes now.
-void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
-  path.limit.sent(packet.bytes, now);
-  packet.ect = path.ecn.sent.capable();
-  if (packet.ect) path.ecn.sent.sent();
-  path.recovery.on_sent(packet, now);
-  sender.on_sent(packet.bytes, now);
-  ++counters.packets_sent;
-  counters.bytes_sent += packet.bytes;
+// Counts the packets of a train that goes now.
+void Endpoint::Impl::sent(Path& path, const Train& train, Nanos now) {
+  // The last one may be shorter than the others.
+  const uint32_t longest = std::max(1U, train.total_bytes / train.segment_bytes);
+  path.limit.sent(train.segment_bytes, now, longest);
+  if (train.ecn != kNotEct) path.ecn.sent.sent(train.count);
+  sender.on_sent(train.total_bytes, now, train.count);
+  counters.packets_sent += train.count;
+  counters.bytes_sent += train.total_bytes;
 }
 
 bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
@@ -194,6 +194,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.destination = path.peer;
   train.count = train.total_bytes = train.segment_bytes = 0;
   Filling filling;
+  filling.header = header_at(now);
   filling.most = static_cast<uint32_t>(
       std::min({size_t{most}, Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes}));
   filling.left = left;
@@ -207,7 +208,9 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
     recount(op, path);
     id = scheduler.next_op(path.peer, id + kLanes);
   }
-  return train.count > 0;
+  if (train.count == 0) return false;
+  sent(path, train, now);
+  return true;
 }
 
 // Counts a chunk that goes before the peer is known to have started its op.
@@ -232,7 +235,8 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
     filling.full = train.count >= filling.most || path.recovery.full();
     if (filling.full) return;
     const bool fresh = !is_early || filling.room > 0;
-    const uint8_t dscp = next_dscp(op, aggregator, path.peer, fresh);
+    const uint8_t dscp =
+        op.spec.plan.class_dscp.empty() ? config.dscp : next_dscp(op, aggregator, path.peer, fresh);
     filling.full = train.count && dscp != train.dscp;  // a train has one DSCP
     Chunk chunk;
     if (filling.full || !next_chunk(path, op, aggregator, fresh, chunk, train)) return;
@@ -278,15 +282,19 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
 uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling,
                                      Nanos now, Train& train) {
   if (filling.left) --filling.left;
-  if (chunk.encoded) filling.encoded += op.grid.length(chunk.id);
-  const size_t payload_bytes = op.spec.plan.format.bytes(op.grid.length(chunk.id));
+  const uint32_t length = op.grid.length(chunk.id);
+  if (chunk.encoded) filling.encoded += length;
+  const size_t payload_bytes = op.spec.plan.format.bytes(length);
   SentPacket& packet = path.recovery.add();
   packet.op = op.id;
   packet.item = chunk.id;
   packet.kind = chunk.kind;
   packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
-  packet.recovers = !sender_of(op, path, chunk.kind).passes();
-  wire::Header header = header_of(packet, chunk.id, filling.left, now);
+  packet.recovers = !op.in_passes(chunk.kind);
+  packet.ect = path.ecn.sent.capable();
+  path.recovery.on_sent(packet, now);
+  wire::Header& header = filling.header;
+  set_header(header, packet, chunk.id, filling.left);
   header.flags = chunk.flags;
   if (filling.left && (packet.number >= path.allowed.credit || filling.by_share))
     header.flags |= wire::kOutOfCredit;
@@ -296,18 +304,16 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   train.spans[2 * train.count + 1] = {chunk.payload, payload_bytes};
   if (train.count == 0) {
     train.segment_bytes = packet.bytes;
-    train.ecn = path.ecn.sent.capable() ? kEct0 : kNotEct;
+    train.ecn = packet.ect ? kEct0 : kNotEct;
   }
   train.total_bytes += packet.bytes;
   ++train.count;
-  const uint32_t bytes = packet.bytes;
-  sent(path, packet, now);
-  op.traffic.add(bytes);
+  op.traffic.add(packet.bytes);
   if (chunk.again) {
     ++op.traffic.retransmissions;
     ++counters.retransmissions;
   }
-  return bytes;
+  return packet.bytes;
 }
 
 }  // namespace gradwire

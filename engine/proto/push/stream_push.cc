@@ -39,7 +39,7 @@ bool StreamPush::peek_fresh(uint32_t& chunk) {
 bool StreamPush::peek(uint32_t& chunk, bool fresh) {
   if (open_ == 0) return false;
   if (holes_first() && queued_ && peek_lost(chunk)) return true;
-  return (fresh && peek_fresh(chunk)) || peek_lost(chunk);
+  return (fresh && peek_fresh(chunk)) || (queued_ && peek_lost(chunk));
 }
 
 bool StreamPush::next(uint32_t& chunk, bool& again, bool fresh) {
