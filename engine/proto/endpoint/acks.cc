@@ -11,14 +11,14 @@ Op* Endpoint::Impl::op_of(const SentPacket& packet) {
   return op && packet.kind == wire::Kind::push && op->done() ? nullptr : op;
 }
 
-void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos now) {
-  if (!packet.data()) {
-    if (!path.control.live(packet.item)) return;
-    Op* op = find(packet.op);
-    path.control.release(packet.item);
-    if (op && --op->control_open == 0) op_changed(*op);
-    return;
-  }
+void Endpoint::Impl::control_acked(Path& path, const SentPacket& packet) {
+  if (!path.control.live(packet.item)) return;
+  Op* op = find(packet.op);
+  path.control.release(packet.item);
+  if (op && --op->control_open == 0) op_changed(*op);
+}
+
+void Endpoint::Impl::chunk_acked(Path& path, const SentPacket& packet, Nanos now) {
   Op* op = op_of(packet);
   if (!op) return;
   count_later(*op, path);
@@ -98,7 +98,7 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   for (const SentPacket& packet : scratch.acked.packets) {
     path.ecn.sent.acked(packet.ect);
     if (packet.state != SentPacket::State::lost) longest = std::max(longest, packet.bytes);
-    packet_acked(path, packet, now);
+    packet.data() ? chunk_acked(path, packet, now) : control_acked(path, packet);
   }
   if (longest) path.limit.acked(longest);
   on_counts(path, ack, now);

@@ -62,6 +62,7 @@ struct OpAgenda {
   std::set<std::pair<Nanos, uint64_t>> timers;
   std::vector<uint64_t> changed;  // ids: these may be drained
   bool retire = false;            // an op may be drained now
+  uint32_t in_passes = 0;         // ops under control "probe"
 
   Nanos earliest() const { return timers.empty() ? kNever : timers.begin()->first; }
 };
@@ -191,7 +192,8 @@ struct Endpoint::Impl {
   void on_counts(Path& path, const wire::Ack& ack, Nanos now);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   Op* op_of(const SentPacket& packet);
-  void packet_acked(Path& path, const SentPacket& packet, Nanos now);
+  void control_acked(Path& path, const SentPacket& packet);
+  void chunk_acked(Path& path, const SentPacket& packet, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
   void give_up(Op& op, const Path& path, ChunkSender& push);
@@ -253,7 +255,11 @@ struct Endpoint::Impl {
   uint64_t backlog(const Path& path) const;
   void recount(const Op& op, Path& path);
   void recount(const Op& op);
-  void count_later(Op& op, Path& path);
+  // Has the next settling count what waits of an op for a peer: once for all packets until then.
+  void count_later(Op& op, Path& path) {
+    if (due.uncounted[path.peer] != &op) set_uncounted(op, path);
+  }
+  void set_uncounted(Op& op, Path& path);
   void note_started(Path& path, uint64_t below);
   void drop(const Op& op);
   SendController::LongPaths long_paths() const;
@@ -315,7 +321,8 @@ struct Endpoint::Impl {
     op.changed = true;
     op_agenda.changed.push_back(op.id);
   }
-  Op* find(uint64_t op);
+  Op* find(uint64_t op) { return last_found && last_found->id == op ? last_found : look_up(op); }
+  Op* look_up(uint64_t op);
   uint64_t full_id(uint32_t low) const;
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;

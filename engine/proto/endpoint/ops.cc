@@ -26,8 +26,7 @@ std::vector<uint8_t> result_classes(const Op& op) {
 
 }  // namespace
 
-Op* Endpoint::Impl::find(uint64_t op) {
-  if (last_found && last_found->id == op) return last_found;
+Op* Endpoint::Impl::look_up(uint64_t op) {
   const auto it = ops.find(op);
   if (it == ops.end()) return nullptr;
   last_found = it->second.get();
@@ -70,6 +69,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   if (worker) make_worker_part(op, now);
   if (config.aggregates()) make_aggregator_part(op);
   ops.emplace(op.id, std::move(owned));
+  op_agenda.in_passes += plan.control == Control::probe;
   recount(op);
   op_changed(op);
   return op;

@@ -370,7 +370,7 @@ void Endpoint::Impl::flush(Nanos now) {
   due.clock = now;
   if (op_agenda.retire) retire(now);
   if (scratch.arrived.empty()) return;
-  std::ranges::sort(scratch.arrived);
+  if (scratch.arrived.size() > 1) std::ranges::sort(scratch.arrived);
   for (const uint16_t peer : scratch.arrived) {
     Path& path = *paths[peer];
     receiver.sample(peer, path.arriving, path.recovery.rtt, now);

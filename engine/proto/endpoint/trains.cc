@@ -39,7 +39,7 @@ uint64_t Endpoint::Impl::early_room(const Path& path) const {
 
 // The chunks to send now, without those that wait for the peer to start their op.
 uint64_t Endpoint::Impl::backlog(const Path& path) const {
-  return scheduler.backlog(path.peer, early_room(path) > 0);
+  return scheduler.backlog(path.peer, scheduler.any_early(path.peer) && early_room(path) > 0);
 }
 
 // Counts what waits of an op for a peer; call it whenever that may have changed.
@@ -62,10 +62,8 @@ void Endpoint::Impl::recount(const Op& op) {
     if (p) recount(op, *p);
 }
 
-// Has the next settling count what waits of an op for a peer: once for all packets until then.
-void Endpoint::Impl::count_later(Op& op, Path& path) {
+void Endpoint::Impl::set_uncounted(Op& op, Path& path) {
   Op*& other = due.uncounted[path.peer];
-  if (other == &op) return;
   if (other) recount(*other, path);
   other = &op;
   touch(path);
@@ -85,6 +83,7 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
 // An op ends here: nothing of it waits any more.
 void Endpoint::Impl::drop(const Op& op) {
   if (last_found == &op) last_found = nullptr;
+  op_agenda.in_passes -= op.spec.plan.control == Control::probe;
   op_agenda.timers.erase({op.due, op.id});
   for (auto& p : paths) {
     if (!p) continue;
