@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -175,8 +176,8 @@ struct Endpoint::Impl {
     return kind == wire::Kind::push ? *op.worker->push[config.aggregator_at(path.peer)]
                                     : *op.aggregator->back[path.peer];
   }
-  Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
-                      std::span<const uint8_t> payload, Nanos now, bool stashed);
+  Fate on_push(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+               Nanos now, bool stashed);
   Fate on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now);
   Fate for_worker(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                   Nanos now);
@@ -192,8 +193,9 @@ struct Endpoint::Impl {
   void on_counts(Path& path, const wire::Ack& ack, Nanos now);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   Op* op_of(const SentPacket& packet);
-  void control_acked(Path& path, const SentPacket& packet);
-  void chunk_acked(Path& path, const SentPacket& packet, Nanos now);
+  void packets_acked(Path& path, Nanos now);
+  void control_acked(Path& path, std::span<const SentPacket> packets);
+  void chunks_acked(Path& path, std::span<const SentPacket> packets, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
   void give_up(Op& op, const Path& path, ChunkSender& push);

@@ -238,9 +238,15 @@ Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
   Fate fate = Fate::malformed;
   switch (header.common.kind) {
     case wire::Kind::push:
+      if (sums_for(op, path.peer)) fate = on_push(path, op, header, payload, now, stashed);
+      break;
     case wire::Kind::open:
+      if (sums_for(op, path.peer))
+        fate = fate_of(on_message(op, path.peer, wire::Kind::open, op.aggregator->opens[path.peer],
+                                  header, payload, now));
+      break;
     case wire::Kind::forgive:
-      if (sums_for(op, path.peer)) fate = for_aggregator(path, op, header, payload, now, stashed);
+      if (sums_for(op, path.peer)) fate = on_forgive(path, op, payload, now);
       break;
     case wire::Kind::probe:
     case wire::Kind::bitmap:
@@ -258,15 +264,11 @@ Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
   return fate;
 }
 
-// Takes what a worker sends to the endpoint that sums its chunks.
-Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
-                                    std::span<const uint8_t> payload, Nanos now, bool stashed) {
+// Takes a worker's contribution to a chunk that is summed here.
+Fate Endpoint::Impl::on_push(Path& path, Op& op, const wire::Header& header,
+                             std::span<const uint8_t> payload, Nanos now, bool stashed) {
   const uint16_t worker = path.peer;
   AggregatorPart& part = *op.aggregator;
-  if (header.common.kind == wire::Kind::open)
-    return fate_of(
-        on_message(op, worker, wire::Kind::open, part.opens[worker], header, payload, now));
-  if (header.common.kind == wire::Kind::forgive) return on_forgive(path, op, payload, now);
   const auto added =
       part.sum.add(worker, header.chunk, payload, header.flags & wire::kTail, now, stashed);
   if (added == Aggregator::Added::no_memory) return Fate::refused;
