@@ -178,6 +178,8 @@ struct Endpoint::Impl {
   }
   Fate on_push(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                Nanos now, bool stashed);
+  Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
+                      std::span<const uint8_t> payload, Nanos now);
   Fate on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now);
   Fate for_worker(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                   Nanos now);
@@ -288,7 +290,13 @@ struct Endpoint::Impl {
 
   // priority.cc
   void set_classes(Op& op);
-  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
+  // The DSCP of the chunk that goes to this peer next. `fresh`: pushes may include chunks not sent
+  // so far.
+  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh) {
+    return op.spec.plan.class_dscp.empty() ? config.dscp
+                                           : dscp_of_class(op, aggregator, peer, fresh);
+  }
+  uint8_t dscp_of_class(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
 
   // repeat.cc
   void repeat(Nanos now);

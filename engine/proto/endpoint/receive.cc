@@ -241,12 +241,8 @@ Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       if (sums_for(op, path.peer)) fate = on_push(path, op, header, payload, now, stashed);
       break;
     case wire::Kind::open:
-      if (sums_for(op, path.peer))
-        fate = fate_of(on_message(op, path.peer, wire::Kind::open, op.aggregator->opens[path.peer],
-                                  header, payload, now));
-      break;
     case wire::Kind::forgive:
-      if (sums_for(op, path.peer)) fate = on_forgive(path, op, payload, now);
+      if (sums_for(op, path.peer)) fate = for_aggregator(path, op, header, payload, now);
       break;
     case wire::Kind::probe:
     case wire::Kind::bitmap:
@@ -284,6 +280,15 @@ Fate Endpoint::Impl::on_push(Path& path, Op& op, const wire::Header& header,
   after_sum(op, now);
   answer_push(op, worker);
   return Fate::taken;
+}
+
+// Takes what else a worker sends to the endpoint that sums its chunks.
+Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
+                                    std::span<const uint8_t> payload, Nanos now) {
+  const wire::Kind kind = header.common.kind;
+  if (kind == wire::Kind::forgive) return on_forgive(path, op, payload, now);
+  MessageReceiver& message = op.aggregator->opens[path.peer];
+  return fate_of(on_message(op, path.peer, kind, message, header, payload, now));
 }
 
 Fate Endpoint::Impl::on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now) {

@@ -234,8 +234,7 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
     filling.full = train.count >= filling.most || path.recovery.full();
     if (filling.full) return;
     const bool fresh = !is_early || filling.room > 0;
-    const uint8_t dscp =
-        op.spec.plan.class_dscp.empty() ? config.dscp : next_dscp(op, aggregator, path.peer, fresh);
+    const uint8_t dscp = next_dscp(op, aggregator, path.peer, fresh);
     filling.full = train.count && dscp != train.dscp;  // a train has one DSCP
     Chunk chunk;
     if (filling.full || !next_chunk(path, op, aggregator, fresh, chunk, train)) return;

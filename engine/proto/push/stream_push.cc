@@ -67,8 +67,9 @@ void StreamPush::acked(uint32_t chunk) {
   const State before = state(chunk);
   if (before == State::acked || before == State::done) return;
   settle(chunk, State::acked);
+  if (plan_.spend != Spend::lost) return;
   ledger_[grid_.region[chunk]].received += grid_.length(chunk);
-  if (plan_.spend == Spend::lost && queued_) forgive_queued();
+  if (queued_) forgive_queued();
 }
 
 // Spend lost: F forgiven, R received and this chunk's l elements must keep F + l <= p (R + F + l).
