@@ -153,9 +153,10 @@ void Aggregator::add_on_arrival(uint32_t local, const uint8_t* payload) {
 
 void Aggregator::count(uint16_t worker, uint32_t local) {
   Worker& w = worker_[worker];
+  w.counted.set(local);
+  if (!rule_.applies()) return;
   const uint32_t chunk = shard_.begin + local;
   RegionLedger& ledger = w.regions[grid_.region[chunk]];
-  w.counted.set(local);
   ledger.counted += grid_.length(chunk);
   if (w.critical.test(local)) --ledger.critical_left;
 }
