@@ -437,6 +437,40 @@ def test_replicas_outside_of_the_mesh_stay_identical(four: Ranks, name: str) -> 
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+def filled(rank: int, world: int) -> torch.Tensor:
+    """What no replica delivered is the first moment of this rank's own shard."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    net = shard(model(), mesh["shard"])
+    ours = torch.optim.AdamW(net.parameters(), 0.01)
+    attachment = gradwire.attach(
+        net,
+        "mlt",
+        p=0.4,
+        datagram=256,
+        optimizer=ours,
+        replicas=mesh["replicate"],
+        fill="momentum",
+        error_feedback=False,
+    )
+    taken = 0
+    for step in range(3):
+        backward(net, batch(rank, step))
+        for parameter in net.parameters():
+            gradient = parameter.grad.to_local()
+            if step:
+                moment = ours.state[parameter]["exp_avg"].to_local()
+                taken += int(((gradient == moment) & (moment != 0)).sum())
+        ours.step()
+    assert taken > 100
+    attachment.detach()
+    return whole(net.parameters()).detach()
+
+
+def test_what_is_missing_is_filled_from_a_sharded_optimizer(four: Ranks) -> None:
+    results = four.run(filled)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
 # ---------------------------------------------------------------------------- the example
 
 
