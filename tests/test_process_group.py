@@ -742,8 +742,8 @@ def test_without_autoload_and_without_an_import_torch_names_the_backend_at_once(
 
 def test_without_autoload_an_import_registers() -> None:
     code = (
-        "import torch\n"
-        "assert not torch.distributed.is_backend_available('gradwire')\n"
+        "import sys, torch\n"
+        "assert 'gradwire' not in sys.modules\n"
         "import gradwire.process_group\n"
         "torch.distributed.init_process_group(\n"
         f"    'gradwire', rank=0, world_size=1, init_method='tcp://127.0.0.1:{free_port()}')\n"
