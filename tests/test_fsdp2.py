@@ -480,7 +480,8 @@ def refused(rank: int, world: int) -> dict[str, tuple[str, str]]:
     mesh = mesh_of(world)
     two_dimensions = init_device_mesh("cpu", (1, world), mesh_dim_names=("replicate", "shard"))
     attach("HSDP", shard(model(), two_dimensions))
-    attach("replicate", replicate(model(), mesh=mesh))
+    named: Any = {"device_mesh" if torch.__version__ < "2.10" else "mesh": mesh}
+    attach("replicate", replicate(model(), **named))
     attach("mixed", nn.ModuleList([shard(model(), mesh), DistributedDataParallel(model())]))
     attach("DDP", DistributedDataParallel(model()), replicas=two_dimensions["replicate"])
     net = shard(model(), mesh)
