@@ -69,6 +69,7 @@ def quietly(script: str) -> list[tuple[int, str]]:
         "MASTER_PORT": port,
         "GRADWIRE_PEER_TIMEOUT": "10",
         "GRADWIRE_TEST_LEAKS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",  # Gloo warns where the host's own name has no address
         "OMP_NUM_THREADS": "1",
     }
     processes = [
@@ -82,7 +83,7 @@ def quietly(script: str) -> list[tuple[int, str]]:
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=90)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
