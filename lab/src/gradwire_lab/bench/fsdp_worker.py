@@ -22,10 +22,32 @@ import gradwire
 from gradwire.core.report import StepReport
 from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
-from gradwire_lab.training.model import CharacterModel, Shape
 
-SHAPE = Shape(symbols=96, context=48, width=208, layers=4, heads=4)
+SYMBOLS, CONTEXT, WIDTH, LAYERS, HEADS = 96, 48, 208, 4, 4
 BATCH = 4
+
+
+class Model(torch.nn.Module):
+    """This transformer predicts the next symbol; a call gives the mean cross-entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbol = torch.nn.Embedding(SYMBOLS, WIDTH)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(
+                WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+            )
+            for _ in range(LAYERS)
+        )
+        self.head = torch.nn.Linear(WIDTH, SYMBOLS)
+
+    def forward(self, symbols: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of the targets, given the symbols before them."""
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(symbols.shape[1])
+        hidden = self.symbol(symbols)
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=mask, is_causal=True)
+        return torch.nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten())
 
 
 class Trainee:
@@ -38,7 +60,7 @@ class Trainee:
 
     def __init__(self, policy: str, mesh: DeviceMesh) -> None:
         torch.manual_seed(0)
-        self.model: Any = CharacterModel(SHAPE)
+        self.model: Any = Model()
         shards, replicas = mesh["shard"], mesh["replicate"]
         for block in self.model.blocks:
             fully_shard(block, mesh=shards, reshard_after_forward=False)
@@ -87,7 +109,8 @@ class Worker:
         self._trainees = {
             name: Trainee(policy, mesh) for name, policy in config["policies"].items()
         }
-        self.parameters = self._trainees["gloo"].model.parameter_count
+        model = self._trainees["gloo"].model
+        self.parameters = sum(each.numel() for each in model.parameters())
         self._chance = torch.Generator().manual_seed(self._rank)
         for name in self._trainees:
             self.train(name, 2)
@@ -97,7 +120,7 @@ class Worker:
         trainee = self._trainees[name]
         seconds = []
         for _ in range(steps):
-            text = torch.randint(0, 96, (BATCH, SHAPE.context + 1), generator=self._chance)
+            text = torch.randint(0, SYMBOLS, (BATCH, CONTEXT + 1), generator=self._chance)
             dist.barrier()
             start = time.monotonic()
             loss = trainee.model(text[:, :-1], text[:, 1:])
