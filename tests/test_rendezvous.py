@@ -440,6 +440,56 @@ def test_the_next_meeting_may_fail_before_all_have_read_the_last_outcome() -> No
     assert at_once(2, join) == [[["first"] * 2, ["second"] * 2]] * 2
 
 
+class Late:
+    """A store as a rank uses it whose first number arrives late, though what it decides does not."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.released = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def set(self, key: str, value: str) -> Any:
+        if key.endswith("/0/1"):
+            self.released.wait()
+        return self._store.set(key, value)
+
+
+class Leaving:
+    """A store as endpoint 0 uses it that lets a late number arrive soon after its owner leaves."""
+
+    def __init__(self, store: Any, late: Late) -> None:
+        self._store = store
+        self._late = late
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def add(self, key: str, amount: int) -> int:
+        if key.endswith("/left"):
+            threading.Timer(0.1, self._late.released.set).start()
+        number: int = self._store.add(key, amount)
+        return number
+
+
+def test_a_failure_is_told_once_though_its_teller_is_slow() -> None:
+    """As when rank 1 refuses an attachment, and both attach again at once."""
+    store = dist.HashStore()
+    late = Late(store)
+
+    def join(rank: int) -> list[str]:
+        own: Any = late if rank else Leaving(store, late)
+        if rank:
+            meeting(own, rank, workers=2).tell_failure(ConfigError("no such table"))
+        else:
+            with pytest.raises(RendezvousError, match="no such table"):
+                meeting(own, rank, workers=2).exchange("first")
+        return meeting(own, rank, workers=2).exchange("again")
+
+    assert at_once(2, join) == [["again"] * 2] * 2
+
+
 class Keeping:
     """A store that removes nothing, as if it broke down before."""
 

@@ -160,25 +160,29 @@ class Outcome:
             stands for an endpoint that was absent.
         gave_up: The endpoint that waited too long in the first exchange, and its time-out in
             seconds. Only endpoint 0 knows who was present, and completes such an outcome.
+        refused: The endpoint that failed before it published its number in the first exchange, and
+            that number. Endpoint 0 may read the outcome before the number.
     """
 
     why: str = ""
     at_fault: list[int] = field(default_factory=list)
     texts: list[str | None] = field(default_factory=list)
     gave_up: tuple[int, float] | None = None
+    refused: tuple[int, str] | None = None
 
     def dump(self) -> str:
         """Returns the outcome as the store holds it, in which equal texts are held once."""
         distinct = list(dict.fromkeys(self.texts))
         place = {text: index for index, text in enumerate(distinct)}
         places = [place[text] for text in self.texts]
-        return json.dumps([self.why, self.at_fault, distinct, places, self.gave_up])
+        more = [self.gave_up, self.refused]
+        return json.dumps([self.why, self.at_fault, distinct, places, *more])
 
     @staticmethod
     def load(text: str) -> Outcome:
         """Reads what `dump` returned."""
-        why, at_fault, distinct, places, gave_up = json.loads(text)
-        return Outcome(why, at_fault, [distinct[place] for place in places], gave_up)
+        why, at_fault, distinct, places, *more = json.loads(text)
+        return Outcome(why, at_fault, [distinct[place] for place in places], *more)
 
 
 class SupersededError(RendezvousError):
@@ -298,6 +302,7 @@ class Meeting:
         with contextlib.suppress(Exception):
             earlier = None
             if self._next == 0 and self.endpoint != 0:
+                outcome.refused = (self.endpoint, self._number)
                 self._follow(Wait(linger_s), outcome)
             else:
                 if self._next == 0:
@@ -411,6 +416,10 @@ class Meeting:
         seen = earlier = unlike = ""
         while True:
             newest = self._peek(self._newest)
+            # After that: endpoint 0 ends a meeting before it begins another.
+            outcome = self._outcome() if seen else None
+            if outcome is not None and self._number in outcome.texts:
+                return outcome
             if newest is not None and newest != seen:
                 if seen:  # that id was of an earlier life, whose keys are removed
                     self._store.delete_key(self._key(0, self.endpoint))
@@ -418,14 +427,14 @@ class Meeting:
                 seen = newest
                 self._id, workers, servers = seen.split()
                 unlike = self._unlike(int(workers), int(servers))
-                objection = Outcome(unlike, [self.endpoint]) if unlike else refusal
+                objection = refusal
+                if unlike:
+                    own = (self.endpoint, self._number)
+                    objection = Outcome(unlike, [self.endpoint], refused=own)
                 if objection is not None:
                     self._decide(objection)
                 self._store.set(self._key(0, self.endpoint), self._number)
-            outcome = self._outcome() if seen else None
-            if outcome is not None:
-                if self._number in outcome.texts:
-                    return outcome
+            elif outcome is not None:
                 earlier = outcome.why or earlier
             if wait.over():
                 if refusal is None and seen and not unlike and not wait.extended:
@@ -521,9 +530,17 @@ class Meeting:
         if outcome.gave_up is not None and not outcome.why:
             endpoint, timeout_s = outcome.gave_up
             outcome = self._incomplete(endpoint, timeout_s)
-        outcome.texts = [self._peek(key) for key in self._keys()]
+        outcome.texts = self._numbers(outcome)
         self._store.set(self._key(self._next), outcome.dump())
         return outcome
+
+    def _numbers(self, outcome: Outcome) -> list[str | None]:
+        """Returns what has been published in the first exchange; None for who is absent."""
+        numbers = [self._peek(key) for key in self._keys()]
+        if outcome.refused is not None:
+            endpoint, number = outcome.refused
+            numbers[endpoint] = number
+        return numbers
 
     def _raise(self, outcome: Outcome) -> NoReturn:
         self._leave()
@@ -547,9 +564,9 @@ class Meeting:
         while self.endpoint == 0 and outcome is not None and not wait.over():
             expected = self.endpoints
             if self._next == 0:
-                here = self.endpoints - len(self._absent())
-                if here != len(outcome.texts) - outcome.texts.count(None):
+                if self._numbers(outcome) != outcome.texts:
                     outcome = self._complete(outcome)
+                here = self.endpoints - outcome.texts.count(None)
                 expected = self.endpoints if everybody else here
             if left >= expected:
                 break
