@@ -27,6 +27,34 @@ class Branches(nn.Module):
         return out
 
 
+class Transformer(nn.Module):
+    def __init__(self, layers: int = 3, width: int = 32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(101, width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 2, 70, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 101)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        out: torch.Tensor = self.head(hidden)
+        return out
+
+
+def sentence(rank: int, step: int) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(0, 101, (4, 9), generator=chance)
+
+
+def loss_of(net: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
 def model(dtype: torch.dtype = torch.float32, width: int = 700) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(

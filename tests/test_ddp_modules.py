@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.distributed._composable import replicate
-from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import (  # type: ignore[attr-defined]
@@ -35,6 +34,9 @@ from ddp_jobs import (
     wrap,
 )
 from ranks import Ranks
+
+BY_FSDP = torch.__version__ >= "2.10"
+"""Whether torch has the `replicate` that is made of fully_shard, with a mesh of one dimension."""
 
 
 def compiled(module: nn.Module) -> OptimizedModule:
@@ -187,16 +189,18 @@ class Wrapper(nn.Module):
 
 
 def kinds() -> dict[str, object]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    replicated = model()
-    replicate_with_fsdp(replicated, mesh=mesh)
-    return {
+    known: dict[str, object] = {}
+    if BY_FSDP:
+        from torch.distributed._composable.replicate_with_fsdp import replicate as by_fsdp
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        known["replicate by FSDP"] = by_fsdp(model(), mesh=mesh)
+    return known | {
         "plain": model(),
         "compiled": compiled(model()),
         "data parallel": nn.DataParallel(model()),
         "FSDP1": FullyShardedDataParallel(model(), device_id=torch.device("cpu")),
         "replicate": replicate(model()),
-        "replicate by FSDP": replicated,
         "around a DDP module": Wrapper(),
         "Lightning": LightningModule(),
         "DeepSpeed": DeepSpeedEngine(),
@@ -234,8 +238,9 @@ def test_each_kind_of_module_has_its_own_advice(two: Ranks) -> None:
         "DeepSpeed": "DeepSpeed",
         "no module": "the module that DistributedDataParallel returned",
     }
-    for kind, word in words.items():
-        assert word in first[kind][2], kind
+    assert first.keys() == words.keys() - (set() if BY_FSDP else {"replicate by FSDP"})
+    for kind, found in first.items():
+        assert words[kind] in found[2], kind
     refused = {"FSDP1", "replicate", "around a DDP module"}
     for kind in refused:  # to wrap those would be an error, or reduce twice
         assert "DistributedDataParallel(model)" not in first[kind][2]

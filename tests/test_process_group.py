@@ -179,20 +179,77 @@ def test_size_type_and_operation_decide_what_the_engine_carries(three: Ranks) ->
 
 
 def small(rank: int, world: int) -> None:
-    """An average is never a sum, whoever carries it."""
+    """What Gloo of some versions refuses, or answers with a sum."""
     for kind in DTYPES.values():
-        given = torch.full((3 * 4,), float(rank), dtype=kind)
-        part = torch.empty(4, dtype=kind)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.13 has another name for it
-            dist.reduce_scatter_tensor(part, given, op=dist.ReduceOp.AVG)
-        assert torch.equal(part, torch.ones(4, dtype=kind))
-        dist.all_reduce(given, op=dist.ReduceOp.AVG)
-        assert torch.equal(given, torch.ones(12, dtype=kind))
+        given = torch.full((3 * 4,), float(rank + 1), dtype=kind)
+        for op, result in ((dist.ReduceOp.SUM, 6), (dist.ReduceOp.AVG, 2)):
+            part = torch.empty(4, dtype=kind)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch 2.13 has another name for it
+                dist.reduce_scatter_tensor(part, given, op=op)
+            assert torch.equal(part, torch.full_like(part, result))
+            part = torch.empty(4, dtype=kind)
+            dist.reduce_scatter(part, list(given.chunk(world)), op=op)
+            assert torch.equal(part, torch.full_like(part, result))
+            total = given.clone()
+            dist.all_reduce(total, op=op)
+            assert torch.equal(total, torch.full_like(total, result))
 
 
-def test_small_averages_are_averages(three: Ranks) -> None:
+def test_small_sums_and_averages_are_right(three: Ranks) -> None:
     three.run(small)
+
+
+def never_the_sum(rank: int, world: int) -> list[str]:
+    """Operations that are Gloo's, of a type that is Gloo's, by each call that has one."""
+    refused = []
+    group: Any = dist.group.WORLD
+    operations = {"AVG": 7 / 3, "MAX": 4.0, "MIN": 1.0, "PRODUCT": 8.0}
+    for name, result in operations.items():
+        op = getattr(dist.ReduceOp, name)
+        given = torch.full((3 * 2,), float(2**rank), dtype=torch.float64)
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = op
+
+        def reduced(op: Any = op, given: Any = given) -> torch.Tensor:
+            whole = given.clone()
+            dist.all_reduce(whole, op=op)
+            return whole
+
+        def listed(op: Any = op, given: Any = given) -> torch.Tensor:
+            part = torch.empty(2, dtype=torch.float64)
+            dist.reduce_scatter(part, list(given.chunk(3)), op=op)
+            return part
+
+        def single(op: Any = op, given: Any = given) -> torch.Tensor:
+            part = torch.empty(2, dtype=torch.float64)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch 2.13 has another name for it
+                dist.reduce_scatter_tensor(part, given, op=op)
+            return part
+
+        def coalesced(options: Any = options, given: Any = given) -> torch.Tensor:
+            part = torch.empty(2, dtype=torch.float64)
+            newer = getattr(group, "reduce_scatter_single_coalesced", None)
+            call = newer or group.reduce_scatter_tensor_coalesced
+            call([part], [given], options).wait()
+            return part
+
+        for call in (reduced, listed, single, coalesced):
+            try:
+                found = call()
+            except (RuntimeError, gradwire.ConfigError):
+                refused.append(f"{call.__name__} {name}")
+                continue
+            torch.testing.assert_close(found, torch.full_like(found, result))
+    return refused
+
+
+def test_what_gloo_carries_is_right_or_refused(three: Ranks) -> None:
+    first, *others = three.run(never_the_sum)
+    assert all(each == first for each in others)
+    if torch.__version__ >= "2.9":
+        assert first == []
 
 
 def odd_tensors(rank: int, world: int) -> None:
@@ -685,8 +742,8 @@ def test_without_autoload_and_without_an_import_torch_names_the_backend_at_once(
 
 def test_without_autoload_an_import_registers() -> None:
     code = (
-        "import torch\n"
-        "assert not torch.distributed.is_backend_available('gradwire')\n"
+        "import sys, torch\n"
+        "assert 'gradwire' not in sys.modules\n"
         "import gradwire.process_group\n"
         "torch.distributed.init_process_group(\n"
         f"    'gradwire', rank=0, world_size=1, init_method='tcp://127.0.0.1:{free_port()}')\n"

@@ -258,8 +258,9 @@ def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
 def test_a_state_of_adaptives_former_rule_is_refused() -> None:
     """It holds what that rule knew, and no times of encodings."""
     here = Job(2, SMALL, "adaptive", buckets=[2, 1], datagram=256)
-    with pytest.raises(ConfigError, match="trials"):
+    with pytest.raises(ConfigError, match="start the policy anew") as error:
         here.pipelines[0].load_state_dict(copy.deepcopy(SAVED["adaptive-layers"]))
+    assert error.value.setting == "state['phases']['trials']"
 
 
 @pytest.mark.parametrize("kind", KINDS)

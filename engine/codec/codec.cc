@@ -24,7 +24,7 @@ uint32_t Format::entries(uint32_t elements) const {
   return std::clamp<uint32_t>(most, 1, elements);
 }
 
-size_t Format::bytes(uint32_t elements) const {
+size_t Format::encoded_bytes(uint32_t elements) const {
   switch (encoding) {
     case Encoding::f32:
       return f32_bytes(elements);
@@ -90,7 +90,7 @@ void encode(const Format& format, const float* values, uint32_t count, uint8_t* 
   }
 }
 
-bool valid(const Format& format, std::span<const uint8_t> payload, uint32_t count) {
+bool valid_encoded(const Format& format, std::span<const uint8_t> payload, uint32_t count) {
   if (payload.size() != format.bytes(count)) return false;
   switch (format.encoding) {
     case Encoding::f32:

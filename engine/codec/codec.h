@@ -49,15 +49,24 @@ struct Format {
   std::string validate() const;
   // topk: the number of elements of a chunk that travel.
   uint32_t entries(uint32_t elements) const;
-  size_t bytes(uint32_t elements) const;
+  size_t bytes(uint32_t elements) const {
+    return plain() ? f32_bytes(elements) : encoded_bytes(elements);
+  }
   // The most elements whose payload fits into `bytes`.
   uint32_t chunk_elements(size_t bytes) const;
+
+ private:
+  size_t encoded_bytes(uint32_t elements) const;
 };
 
 // Writes format.bytes(count) bytes.
 void encode(const Format& format, const float* values, uint32_t count, uint8_t* out);
 // True for payloads of a chunk of `count` elements; decode() takes no others.
-bool valid(const Format& format, std::span<const uint8_t> payload, uint32_t count);
+bool valid_encoded(const Format& format, std::span<const uint8_t> payload, uint32_t count);
+inline bool valid(const Format& format, std::span<const uint8_t> payload, uint32_t count) {
+  return format.plain() ? payload.size() == f32_bytes(count)
+                        : valid_encoded(format, payload, count);
+}
 void decode(const Format& format, const uint8_t* payload, uint32_t count, float* out);
 // Replaces the values by what others decode of them. `scratch` has room for one payload.
 void round_trip(const Format& format, float* values, uint32_t count, uint8_t* scratch);

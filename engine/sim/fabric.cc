@@ -103,7 +103,7 @@ void Fabric::inject(uint16_t source, uint16_t destination, std::span<const uint8
   units_[unit].packets = 1;
   units_[unit].trace = kUntraced;
   units_[unit].bytes.assign(bytes.begin(), bytes.end());
-  hosts_.at(destination);
+  static_cast<void>(hosts_.at(destination));  // throws where there is no such host
   push(now_, Event::Kind::at_host, unit);
 }
 

@@ -114,7 +114,7 @@ def after_a_slow_phase(fabric: Fabric) -> float:
     return rounds(fabric, 1_000_000, 14, NETWORK_A)[-1]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("disturb", [after_a_burst, after_a_slow_phase])
 def test_the_rate_comes_back_after(disturb: Callable[[Fabric], float], seed: int) -> None:
     assert disturb(Fabric(4, seed=seed, **HOSTS)) < 1.2, f"seed {seed}"

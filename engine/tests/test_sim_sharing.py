@@ -247,6 +247,7 @@ def test_beside_tcp_in_a_very_long_queue_the_window_competes() -> None:
     assert theirs > 0.3
 
 
+@pytest.mark.slow
 def test_beside_one_tcp_flow_the_port_is_shared() -> None:
     """Its short queue alone takes most from who gives way to delay; by flows, we are 3 of 4."""
     ours, theirs = beside_tcp(NETWORK_A, 1, 6.0, 1_000_000)

@@ -1,9 +1,9 @@
 // One all-reduce of all ranks in virtual time, for work.py to count what it takes.
 //
-//   gradwire_work RANKS ELEMENTS
+//   gradwire_work RANKS ELEMENTS DELAY
 //
 // prints the events, the datagrams that the ranks sent, the seconds of processor time that the run
-// took, and the compiler.
+// took, and the compiler. Hosts take what has arrived DELAY microseconds after its first datagram.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -12,11 +12,12 @@
 #include "sim/fabric.h"
 
 int main(int count, char** words) {
-  if (count != 3) return 2;
+  if (count != 4) return 2;
   using namespace gradwire;
   sim::FabricOptions options;
   options.workers = static_cast<uint16_t>(std::atoi(words[1]));
   options.seed = 1;
+  options.host_delay = std::atoi(words[3]) * kMicrosecond;
   options.link.rate = 1.25e9;
   options.link.delay = 5 * kMicrosecond;
   options.link.queue_bytes = 1 << 20;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "proto/base/spare.h"
+
 namespace gradwire {
 
 // All counts are in bytes. The need of an op at its aggregator is reserved before anything of it is
@@ -17,6 +19,7 @@ struct Memory {
   uint64_t ops = 0;      // reserved by ops
   uint64_t waiting = 0;  // contributions ahead of their turn
   uint64_t early = 0;    // packets and messages of ops that have not started here
+  SpareSums spare = {};  // of ops that are over; beside the limit
 
   uint64_t held() const { return ops + waiting + early; }
   uint64_t most_early() const { return limit / 8; }

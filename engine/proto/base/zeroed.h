@@ -2,7 +2,10 @@
 // data whose size a peer claims and that fills as packets arrive.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -11,6 +14,10 @@
 #include <vector>
 
 namespace gradwire {
+
+// Memory from this size on is mapped for itself, in huge pages where the kernel has them: the
+// allocator would map it for each use, and the kernel would give it page by page of 4 KiB.
+constexpr size_t kHugeFrom = 8 << 20;
 
 template <class T>
 struct ZeroedAllocator {
@@ -22,11 +29,25 @@ struct ZeroedAllocator {
   ZeroedAllocator(const ZeroedAllocator<U>&) noexcept {}
 
   T* allocate(size_t count) {
-    void* const memory = std::calloc(count, sizeof(T));
-    if (!memory) throw std::bad_alloc();
+    if (count > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    const size_t bytes = count * sizeof(T);
+    void* memory;
+    if (bytes < kHugeFrom) {
+      memory = std::calloc(count, sizeof(T));
+      if (!memory) throw std::bad_alloc();
+    } else {
+      memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (memory == MAP_FAILED) throw std::bad_alloc();
+      madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: kernels without it have small pages
+    }
     return static_cast<T*>(memory);
   }
-  void deallocate(T* memory, size_t) noexcept { std::free(memory); }
+  void deallocate(T* memory, size_t count) noexcept {
+    if (count * sizeof(T) < kHugeFrom)
+      std::free(memory);
+    else
+      munmap(memory, count * sizeof(T));
+  }
   // calloc() has already zeroed an element that has no value.
   template <class U>
   void construct(U*) noexcept {}

@@ -18,10 +18,10 @@ namespace gradwire {
 
 class CircuitBreaker {
  public:
-  // Counts one packet. `told`: the share of packets that peers now report as lost. It counts
-  // packets that were repeated, which are never declared lost.
-  void sent(uint64_t bytes, double told) {
-    ++sent_;
+  // Counts packets. `told`: the share of packets that peers now report as lost. It counts packets
+  // that were repeated, which are never declared lost.
+  void sent(uint64_t bytes, double told, uint32_t packets = 1) {
+    sent_ += packets;
     bytes_ += static_cast<double>(bytes);
     told_ += told * static_cast<double>(bytes);
   }

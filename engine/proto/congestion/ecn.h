@@ -40,7 +40,7 @@ class EcnPath {
   bool capable() const { return !failed_ && !doubted_; }
   bool failed() const { return failed_; }
   void off() { failed_ = true; }
-  void sent() { ++sent_; }
+  void sent(uint32_t count = 1) { sent_ += count; }
   // Counts a packet on its first acknowledgement; `ect`: it was sent as ECT(0).
   void acked(bool ect) {
     acked_ += ect;

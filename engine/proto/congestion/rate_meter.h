@@ -20,7 +20,7 @@ class RateMeter {
   // the rate too, else 0. Queues that drain at several far receivers together acknowledge more than
   // this port carries.
   void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0) {
-    if (start_ == 0 || now - last_ > idle()) {
+    if (start_ == 0 || (now - last_ > kIdle && now - last_ > idle())) {
       end_burst();
       sent_ = sent;
       opened_ = now;

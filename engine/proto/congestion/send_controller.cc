@@ -27,10 +27,10 @@ constexpr double kLeastTrains = 8;
 constexpr uint32_t kShortestTrain = 4;
 }  // namespace
 
-void SendController::on_sent(uint64_t bytes, Nanos now) {
+void SendController::on_sent(uint64_t bytes, Nanos now, uint32_t packets) {
   in_flight_ += bytes;
-  copies_.sent();
-  breaker_.sent(bytes, loss_.share(now));
+  copies_.sent(packets);
+  breaker_.sent(bytes, loss_.share(now), packets);
 }
 
 // With one destination the queue may be at either end, and the receiver's credit already keeps it

@@ -33,7 +33,7 @@ class SendController {
   bool throttled() const { return breaker_.factor() < 1; }
 
   // ---- packets
-  void on_sent(uint64_t bytes, Nanos now);
+  void on_sent(uint64_t bytes, Nanos now, uint32_t packets = 1);
   // So many bytes are in flight no more, acknowledged or not.
   void on_left(uint64_t bytes) { in_flight_ -= bytes; }
   // A packet was declared lost.

@@ -49,9 +49,12 @@ bool ReceiveController::share(Credit& grant, const Sender& sender, Nanos now) co
 }
 
 void ReceiveController::add_turns(std::vector<uint16_t>& peers) {
+  const auto arrived = static_cast<ptrdiff_t>(peers.size());
   for (size_t i = 0; i < std::min(kTurns, endpoints_); ++i) {
-    turn_ = (turn_ + 1) % endpoints_;
-    peers.push_back(static_cast<uint16_t>(turn_));
+    turn_ = turn_ + 1 == endpoints_ ? 0 : turn_ + 1;
+    const auto peer = static_cast<uint16_t>(turn_);
+    const auto end = peers.begin() + arrived;
+    if (std::find(peers.begin(), end, peer) == end) peers.push_back(peer);
   }
 }
 

@@ -11,26 +11,30 @@ Op* Endpoint::Impl::op_of(const SentPacket& packet) {
   return op && packet.kind == wire::Kind::push && op->done() ? nullptr : op;
 }
 
-// Takes an acknowledged packet. `counted` is the op whose chunks were acknowledged before it by the
-// same ACK: what waits of an op is counted once for all of them.
-void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Op*& counted, Nanos now) {
-  if (!packet.data()) {
-    if (!path.control.live(packet.item)) return;
-    Op* op = find(packet.op);
+void Endpoint::Impl::control_acked(Path& path, std::span<const SentPacket> packets) {
+  for (const SentPacket& packet : packets) {
+    if (!path.control.live(packet.item)) continue;
     path.control.release(packet.item);
+    Op* op = find(packet.op);
     if (op && --op->control_open == 0) op_changed(*op);
-    return;
   }
-  Op* op = op_of(packet);
+}
+
+// Takes acknowledged chunks of one op and kind.
+void Endpoint::Impl::chunks_acked(Path& path, std::span<const SentPacket> packets, Nanos now) {
+  Op* op = op_of(packets.front());
   if (!op) return;
-  if (counted && counted != op) recount(*counted, path);
-  counted = op;
-  const bool push = packet.kind == wire::Kind::push;
-  ChunkSender& chunks = sender_of(*op, path, packet.kind);
-  chunks.acked(packet.item);
-  if (push) return give_up(*op, path, chunks);
+  count_later(*op, path);
+  ChunkSender& chunks = sender_of(*op, path, packets.front().kind);
+  const bool push = packets.front().kind == wire::Kind::push;
+  const bool gives_up = push && op->spec.plan.spend == Spend::lost;
+  for (const SentPacket& packet : packets) {
+    chunks.acked(packet.item);
+    if (gives_up) give_up(*op, path, chunks);
+  }
+  if (push) return;
   leaving.result_taken = now;
-  op_changed(*op);
+  may_be_drained(*op);
   if (op->commits()) try_commit(*op, now);
 }
 
@@ -79,6 +83,23 @@ void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
   if (marks && sender.marked(path.recovery.largest_acked_sent(), now)) ++counters.mark_cuts;
 }
 
+// Takes what an ACK has acknowledged for the first time.
+void Endpoint::Impl::packets_acked(Path& path, Nanos now) {
+  uint16_t longest = 0;
+  std::span<const SentPacket> left = scratch.acked.packets;
+  while (!left.empty()) {
+    const SentPacket& first = left.front();
+    size_t run = 0;
+    for (; run < left.size() && left[run].op == first.op && left[run].kind == first.kind; ++run) {
+      path.ecn.sent.acked(left[run].ect);
+      if (left[run].state != SentPacket::State::lost) longest = std::max(longest, left[run].bytes);
+    }
+    first.data() ? chunks_acked(path, left.first(run), now) : control_acked(path, left.first(run));
+    left = left.subspan(run);
+  }
+  if (longest) path.limit.acked(longest);
+}
+
 // False when the ACK is malformed.
 bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   scratch.acked.clear();
@@ -94,13 +115,7 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   path.loss_to.time = now;
   sender.on_left(scratch.acked.in_flight);
   counters.spurious_retransmissions += scratch.acked.spurious;
-  Op* counted = nullptr;
-  for (const SentPacket& packet : scratch.acked.packets) {
-    path.ecn.sent.acked(packet.ect);
-    if (packet.state != SentPacket::State::lost) path.limit.acked(packet.bytes);
-    packet_acked(path, packet, counted, now);
-  }
-  if (counted) recount(*counted, path);
+  packets_acked(path, now);
   on_counts(path, ack, now);
   if (scratch.acked.bytes == 0) return true;
   path.recovery.detect_losses(scratch.lost);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,7 @@ struct OpAgenda {
   std::set<std::pair<Nanos, uint64_t>> timers;
   std::vector<uint64_t> changed;  // ids: these may be drained
   bool retire = false;            // an op may be drained now
+  uint32_t in_passes = 0;         // ops under control "probe"
 
   Nanos earliest() const { return timers.empty() ? kNever : timers.begin()->first; }
 };
@@ -69,13 +71,20 @@ struct OpAgenda {
 // Due is when which path needs something, as of the last settling.
 struct Due {
   explicit Due(size_t paths, Nanos now)
-      : sends(paths), controls(paths), checks(paths), last_timer(now), clock(now) {}
+      : sends(paths),
+        controls(paths),
+        checks(paths),
+        uncounted(paths),
+        last_timer(now),
+        clock(now) {}
 
   // By path: an ACK, ping or farewell; a control frame; on_timer().
   Agenda sends;
   Agenda controls;
   Agenda checks;
   std::vector<uint16_t> touched;  // paths to settle
+  // By path: the op of which what waits for the peer must be counted again; null: none.
+  std::vector<Op*> uncounted;
   int long_paths = 0;
   int lossy_paths = 0;    // paths with heavy loss
   Nanos repeat = kNever;  // packets go again before an ACK
@@ -141,6 +150,7 @@ struct Endpoint::Impl {
   // receive.cc
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                uint8_t ecn);
+  void other_version(const Path& path, uint8_t version, Nanos now);
   void on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
                  Nanos arrival, uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
@@ -166,8 +176,10 @@ struct Endpoint::Impl {
     return kind == wire::Kind::push ? *op.worker->push[config.aggregator_at(path.peer)]
                                     : *op.aggregator->back[path.peer];
   }
+  Fate on_push(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+               Nanos now, bool stashed);
   Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
-                      std::span<const uint8_t> payload, Nanos now, bool stashed);
+                      std::span<const uint8_t> payload, Nanos now);
   Fate on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now);
   Fate for_worker(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                   Nanos now);
@@ -183,14 +195,21 @@ struct Endpoint::Impl {
   void on_counts(Path& path, const wire::Ack& ack, Nanos now);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   Op* op_of(const SentPacket& packet);
-  void packet_acked(Path& path, const SentPacket& packet, Op*& counted, Nanos now);
+  void packets_acked(Path& path, Nanos now);
+  void control_acked(Path& path, std::span<const SentPacket> packets);
+  void chunks_acked(Path& path, std::span<const SentPacket> packets, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
   void give_up(Op& op, const Path& path, ChunkSender& push);
   void check_probe(Path& path, Nanos now);
 
   // settle.cc
-  void touch(Path& path);
+  // Notes that something of this path has changed.
+  void touch(Path& path) {
+    if (path.touched) return;
+    path.touched = true;
+    due.touched.push_back(path.peer);
+  }
   void settle();
   void settle_destination(Path& path);
   Nanos next_send(Path& path) const;
@@ -207,8 +226,9 @@ struct Endpoint::Impl {
   uint64_t next_id(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
-  wire::Header header_of(const SentPacket& packet, uint32_t chunk, uint64_t backlog,
-                         Nanos now) const;
+  wire::Header header_at(Nanos now) const;
+  static void set_header(wire::Header& header, const SentPacket& packet, uint32_t chunk,
+                         uint64_t backlog);
   wire::Common common(wire::Kind kind) const {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
@@ -225,6 +245,7 @@ struct Endpoint::Impl {
   };
   // Filling is the state of a train that is being filled.
   struct Filling {
+    wire::Header header;    // of the last packet; the next has most of it in common
     uint32_t most = 0;      // packets
     uint64_t left = 0;      // chunks that wait for this peer
     uint64_t room = 0;      // chunks that may go early
@@ -238,13 +259,18 @@ struct Endpoint::Impl {
   uint64_t backlog(const Path& path) const;
   void recount(const Op& op, Path& path);
   void recount(const Op& op);
+  // Has the next settling count what waits of an op for a peer: once for all packets until then.
+  void count_later(Op& op, Path& path) {
+    if (due.uncounted[path.peer] != &op) set_uncounted(op, path);
+  }
+  void set_uncounted(Op& op, Path& path);
   void note_started(Path& path, uint64_t below);
   void drop(const Op& op);
   SendController::LongPaths long_paths() const;
   bool transmit_train(Nanos now, Train& train);
   bool holds(Path& path, Nanos now, Nanos& until);
   void went(Path& path, const Train& train, bool probe, bool apart);
-  void sent(Path& path, SentPacket& packet, Nanos now);
+  void sent(Path& path, const Train& train, Nanos now);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);
   static void count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling);
@@ -264,7 +290,13 @@ struct Endpoint::Impl {
 
   // priority.cc
   void set_classes(Op& op);
-  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
+  // The DSCP of the chunk that goes to this peer next. `fresh`: pushes may include chunks not sent
+  // so far.
+  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh) {
+    return op.spec.plan.class_dscp.empty() ? config.dscp
+                                           : dscp_of_class(op, aggregator, peer, fresh);
+  }
+  uint8_t dscp_of_class(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
 
   // repeat.cc
   void repeat(Nanos now);
@@ -293,7 +325,15 @@ struct Endpoint::Impl {
   void make_worker_part(Op& op, Nanos now);
   void make_aggregator_part(Op& op);
   void op_changed(Op& op);
-  Op* find(uint64_t op);
+  // Notes that an op may be drained.
+  void may_be_drained(Op& op) {
+    if (op.changed) return;
+    op.changed = true;
+    op_agenda.changed.push_back(op.id);
+  }
+  Op* find(uint64_t op) { return last_found && last_found->id == op ? last_found : look_up(op); }
+  Op* look_up(uint64_t op);
+  uint64_t full_id(uint32_t low) const;
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
   void begin(OpSpec spec, Nanos since, Nanos now);
@@ -357,6 +397,7 @@ struct Endpoint::Impl {
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
   Memory memory;                             // of all ops
   std::map<uint64_t, std::unique_ptr<Op>> ops;
+  Op* last_found = nullptr;  // most packets are of the same op as the one before
   Numbers numbers;
   WaitingOps waiting;
   OpAgenda op_agenda;

@@ -15,6 +15,7 @@
 #include "proto/push/aggregator.h"
 #include "proto/push/chunk_sender.h"
 #include "proto/push/passes.h"
+#include "wire/packet.h"
 
 namespace gradwire {
 
@@ -97,6 +98,11 @@ struct Op {
   // The op's result is still awaited here.
   bool working() const { return worker && !worker->done; }
   bool commits() const { return spec.plan.pull == Pull::committed; }
+  // Chunks of this kind go in passes.
+  bool in_passes(wire::Kind kind) const {
+    return spec.plan.control == Control::probe &&
+           (kind == wire::Kind::push || spec.plan.pull == Pull::lossy);
+  }
   // Its result, or its failure, has been reported here.
   bool done() const { return worker && worker->done; }
   // The chunks that are summed here.

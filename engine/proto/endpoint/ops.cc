@@ -10,6 +10,8 @@
 namespace gradwire {
 
 namespace {
+const Lane kNewLane;
+
 // The classes of an op's results at first. A result has the first class that any worker gave its
 // chunk, as far as pushes have arrived.
 std::vector<uint8_t> result_classes(const Op& op) {
@@ -24,15 +26,22 @@ std::vector<uint8_t> result_classes(const Op& op) {
 
 }  // namespace
 
-Op* Endpoint::Impl::find(uint64_t op) {
+Op* Endpoint::Impl::look_up(uint64_t op) {
   const auto it = ops.find(op);
-  return it == ops.end() ? nullptr : it->second.get();
+  if (it == ops.end()) return nullptr;
+  last_found = it->second.get();
+  return last_found;
+}
+
+// The id of an op of which the low bits have arrived.
+uint64_t Endpoint::Impl::full_id(uint32_t low) const {
+  if (last_found && static_cast<uint32_t>(last_found->id) == low) return last_found->id;
+  return wire::expand(low, id_of(expected(low), lane_of(low)));
 }
 
 // The op's lane; an empty one where none of its ops has been made.
 const Lane& Endpoint::Impl::lane(uint64_t op) const {
-  static const Lane kNew;
-  return lane_of(op) < numbers.lanes.size() ? numbers.lanes[lane_of(op)] : kNew;
+  return lane_of(op) < numbers.lanes.size() ? numbers.lanes[lane_of(op)] : kNewLane;
 }
 
 Lane& Endpoint::Impl::lane(uint64_t op) {
@@ -60,6 +69,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   if (worker) make_worker_part(op, now);
   if (config.aggregates()) make_aggregator_part(op);
   ops.emplace(op.id, std::move(owned));
+  op_agenda.in_passes += plan.control == Control::probe;
   recount(op);
   op_changed(op);
   return op;
@@ -283,9 +293,7 @@ void Endpoint::Impl::op_changed(Op& op) {
     op_agenda.timers.emplace(due, op.id);
     op.due = due;
   }
-  if (op.changed) return;
-  op.changed = true;
-  op_agenda.changed.push_back(op.id);
+  may_be_drained(op);
 }
 
 // Frees the drained ones among the ops that have changed.

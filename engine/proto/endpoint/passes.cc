@@ -13,6 +13,7 @@ constexpr size_t kMostFrames = 1024;
 
 // Sends the PROBE of each pass that has been sent.
 void Endpoint::Impl::end_passes() {
+  if (op_agenda.in_passes == 0) return;
   for (auto& [id, op] : ops) {
     if (op->spec.plan.control != Control::probe) continue;
     const auto end = [&](const Path& path, wire::Way way, ChunkSender& sender) {

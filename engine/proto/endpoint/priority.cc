@@ -15,12 +15,9 @@ void Endpoint::Impl::set_classes(Op& op) {
     if (c < priorities.size()) priorities[c] = 0;
 }
 
-// The DSCP of the chunk that goes to this peer next. `fresh`: pushes may include chunks not sent so
-// far.
-uint8_t Endpoint::Impl::next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh) {
+uint8_t Endpoint::Impl::dscp_of_class(Op& op, uint16_t aggregator, uint16_t peer, bool fresh) {
   const Plan& plan = op.spec.plan;
   uint32_t chunk = 0;
-  if (plan.class_dscp.empty()) return config.dscp;
   if (aggregator != kNoAggregator && op.worker->push[aggregator]->peek(chunk, fresh))
     return dscp_of(plan, config.dscp, op.spec.priorities.empty() ? 0 : op.spec.priorities[chunk]);
   if (op.aggregator && peer < config.workers && op.aggregator->back[peer]->peek(chunk, true))

@@ -22,22 +22,24 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   Path& path = *paths[source];
   due.clock = now;
   touch(path);
-  if (head->version != wire::kVersion) {
-    // A peer keeps its version, so this datagram is foreign or damaged.
-    if (path.life.heard) {
-      ++counters.malformed;
-      return;
-    }
-    fail({name(source) + " speaks protocol version " + std::to_string(head->version) + ", " +
-              name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
-          source, Cause::version},
-         now);
-    return;
-  }
+  if (head->version != wire::kVersion) return other_version(path, head->version, now);
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.life.note(now);
   on_packet(path, head->kind, datagram, now, arrival, ecn);
+}
+
+// Fails where a peer that has not been heard before speaks another version. It keeps its version,
+// so a later datagram of another one is foreign or damaged.
+void Endpoint::Impl::other_version(const Path& path, uint8_t version, Nanos now) {
+  if (path.life.heard) {
+    ++counters.malformed;
+    return;
+  }
+  fail({name(path.peer) + " speaks protocol version " + std::to_string(version) + ", " +
+            name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
+        path.peer, Cause::version},
+       now);
 }
 
 void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram,
@@ -147,14 +149,14 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     return;
   }
   if (number > path.acks.largest()) receiver.credit.ask(path.grant, header->backlog);
-  const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
+  const uint64_t op_id = full_id(header->op);
   const Fate fate = accept(path, *header, op_id, datagram, now);
   // A refused packet was not examined, and a number far ahead would make all earlier ones old.
   const bool far_ahead = number >= path.acks.largest() + ReceivedPackets::kWindow;
   if (fate == Fate::malformed || (fate == Fate::refused && far_ahead)) return;
   const bool refused = fate == Fate::refused;
   counters.refused += refused;
-  if (!refused) note_started(path, op_id + kLanes);
+  if (!refused && !path.started.contains(op_id)) note_started(path, op_id + kLanes);
   path.arriving.count(number, path.acks.largest(), bytes, now);
   if (path.acks.record(number, refused, arrival)) receiver.missing();
   if (path.ecn.seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
@@ -177,10 +179,9 @@ void Endpoint::Impl::schedule_ack(Path& path, const wire::Header& header, Nanos 
 Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
                             std::span<const uint8_t> datagram, Nanos now) {
   if (failure) return Fate::malformed;
-  if (finished(op_id)) return Fate::taken;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
-  Op* op = find(op_id);
-  if (op) return dispatch(path, *op, header, payload, now);
+  if (Op* op = find(op_id)) return dispatch(path, *op, header, payload, now);
+  if (finished(op_id)) return Fate::taken;
   const bool server = config.endpoint >= config.workers;
   if (number_of(op_id) >= expected(op_id) + kOpsAhead) return Fate::refused;
   if (server && header.common.kind == wire::Kind::open)
@@ -237,9 +238,11 @@ Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
   Fate fate = Fate::malformed;
   switch (header.common.kind) {
     case wire::Kind::push:
+      if (sums_for(op, path.peer)) fate = on_push(path, op, header, payload, now, stashed);
+      break;
     case wire::Kind::open:
     case wire::Kind::forgive:
-      if (sums_for(op, path.peer)) fate = for_aggregator(path, op, header, payload, now, stashed);
+      if (sums_for(op, path.peer)) fate = for_aggregator(path, op, header, payload, now);
       break;
     case wire::Kind::probe:
     case wire::Kind::bitmap:
@@ -257,15 +260,11 @@ Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
   return fate;
 }
 
-// Takes what a worker sends to the endpoint that sums its chunks.
-Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
-                                    std::span<const uint8_t> payload, Nanos now, bool stashed) {
+// Takes a worker's contribution to a chunk that is summed here.
+Fate Endpoint::Impl::on_push(Path& path, Op& op, const wire::Header& header,
+                             std::span<const uint8_t> payload, Nanos now, bool stashed) {
   const uint16_t worker = path.peer;
   AggregatorPart& part = *op.aggregator;
-  if (header.common.kind == wire::Kind::open)
-    return fate_of(
-        on_message(op, worker, wire::Kind::open, part.opens[worker], header, payload, now));
-  if (header.common.kind == wire::Kind::forgive) return on_forgive(path, op, payload, now);
   const auto added =
       part.sum.add(worker, header.chunk, payload, header.flags & wire::kTail, now, stashed);
   if (added == Aggregator::Added::no_memory) return Fate::refused;
@@ -274,9 +273,22 @@ Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& head
     uint8_t& known = part.result_class[header.chunk - op.own_shard().begin];
     known = std::min(known, wire::priority_class(header.flags));
   }
+  // Nothing follows from a contribution that completes no sum, where no region closes by count.
+  if (added == Aggregator::Added::counted && part.passes.empty() && !part.sum.closes_regions() &&
+      part.sum.finished().size() == part.counted)
+    return Fate::taken;
   after_sum(op, now);
   answer_push(op, worker);
   return Fate::taken;
+}
+
+// Takes what else a worker sends to the endpoint that sums its chunks.
+Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
+                                    std::span<const uint8_t> payload, Nanos now) {
+  const wire::Kind kind = header.common.kind;
+  if (kind == wire::Kind::forgive) return on_forgive(path, op, payload, now);
+  MessageReceiver& message = op.aggregator->opens[path.peer];
+  return fate_of(on_message(op, path.peer, kind, message, header, payload, now));
 }
 
 Fate Endpoint::Impl::on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now) {
@@ -324,7 +336,8 @@ Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
 bool Endpoint::Impl::on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload,
                              Nanos now) {
   const uint16_t aggregator = config.aggregator_at(path.peer);
-  if (chunk >= op.grid.chunks() || op.grid.aggregator_of(chunk) != aggregator ||
+  const Grid::Shard& shard = op.grid.shards[aggregator];
+  if (chunk < shard.begin || chunk >= shard.end ||
       !codec::valid(op.spec.plan.format, payload, op.grid.length(chunk)))
     return false;
   WorkerPart& part = *op.worker;
@@ -332,7 +345,7 @@ bool Endpoint::Impl::on_pull(Path& path, Op& op, uint32_t chunk, std::span<const
   if (!part.pull[aggregator].insert(chunk)) return true;
   apply(op, chunk, payload.data(), now);
   part.push[aggregator]->forget(chunk);
-  recount(op, path);
+  count_later(op, path);
   answer_pull(op, aggregator);
   maybe_done(op, now);
   return true;
@@ -364,7 +377,7 @@ void Endpoint::Impl::flush(Nanos now) {
   due.clock = now;
   if (op_agenda.retire) retire(now);
   if (scratch.arrived.empty()) return;
-  std::ranges::sort(scratch.arrived);
+  if (scratch.arrived.size() > 1) std::ranges::sort(scratch.arrived);
   for (const uint16_t peer : scratch.arrived) {
     Path& path = *paths[peer];
     receiver.sample(peer, path.arriving, path.recovery.rtt, now);

@@ -143,7 +143,8 @@ void Endpoint::Impl::pass_on(Op& op, Nanos now) {
   }
   if (part.counted == finished.size()) return;
   part.counted = finished.size();
-  recount(op);
+  for (auto& p : paths)
+    if (p) count_later(op, *p);
 }
 
 // Sends CLOSE to each worker: which of its chunks counted, which chunks have a result and, for a

@@ -1,21 +1,16 @@
 // What is due: each path's row of the scheduler and its times in the agendas are computed again
 // once the path has changed, and only then.
 #include <algorithm>
+#include <utility>
 
 #include "proto/endpoint/endpoint_impl.h"
 
 namespace gradwire {
 
-// Notes that something of this path has changed.
-void Endpoint::Impl::touch(Path& path) {
-  if (path.touched) return;
-  path.touched = true;
-  due.touched.push_back(path.peer);
-}
-
 void Endpoint::Impl::settle() {
   for (const uint16_t peer : due.touched) {
     Path& path = *paths[peer];
+    if (const Op* op = std::exchange(due.uncounted[peer], nullptr)) recount(*op, path);
     path.touched = false;
     const bool spreads = path.recovery.rtt.profile().spreads;
     due.long_paths += int{spreads} - int{path.spreads};

@@ -39,7 +39,7 @@ uint64_t Endpoint::Impl::early_room(const Path& path) const {
 
 // The chunks to send now, without those that wait for the peer to start their op.
 uint64_t Endpoint::Impl::backlog(const Path& path) const {
-  return scheduler.backlog(path.peer, early_room(path) > 0);
+  return scheduler.backlog(path.peer, scheduler.any_early(path.peer) && early_room(path) > 0);
 }
 
 // Counts what waits of an op for a peer; call it whenever that may have changed.
@@ -62,6 +62,13 @@ void Endpoint::Impl::recount(const Op& op) {
     if (p) recount(op, *p);
 }
 
+void Endpoint::Impl::set_uncounted(Op& op, Path& path) {
+  Op*& other = due.uncounted[path.peer];
+  if (other) recount(*other, path);
+  other = &op;
+  touch(path);
+}
+
 // Records that the peer has started the ops of a lane below this id.
 void Endpoint::Impl::note_started(Path& path, uint64_t below) {
   const uint64_t before = path.started.next_of(below);
@@ -75,9 +82,12 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
 
 // An op ends here: nothing of it waits any more.
 void Endpoint::Impl::drop(const Op& op) {
+  if (last_found == &op) last_found = nullptr;
+  op_agenda.in_passes -= op.spec.plan.control == Control::probe;
   op_agenda.timers.erase({op.due, op.id});
   for (auto& p : paths) {
     if (!p) continue;
+    if (due.uncounted[p->peer] == &op) due.uncounted[p->peer] = nullptr;
     scheduler.set_waiting(p->peer, op.id, {});
     if (op.worker && config.servers == 0) p->early_sent -= op.worker->early[p->peer];
     touch(*p);
@@ -166,15 +176,15 @@ void Endpoint::Impl::went(Path& path, const Train& train, bool probe, bool apart
 
 // ---- how it is written
 
-// Counts a packet that goes now.
-void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
-  path.limit.sent(packet.bytes, now);
-  packet.ect = path.ecn.sent.capable();
-  if (packet.ect) path.ecn.sent.sent();
-  path.recovery.on_sent(packet, now);
-  sender.on_sent(packet.bytes, now);
-  ++counters.packets_sent;
-  counters.bytes_sent += packet.bytes;
+// Counts the packets of a train that goes now.
+void Endpoint::Impl::sent(Path& path, const Train& train, Nanos now) {
+  // The last one may be shorter than the others.
+  const uint32_t longest = std::max(1U, train.total_bytes / train.segment_bytes);
+  path.limit.sent(train.segment_bytes, now, longest);
+  if (train.ecn != kNotEct) path.ecn.sent.sent(train.count);
+  sender.on_sent(train.total_bytes, now, train.count);
+  counters.packets_sent += train.count;
+  counters.bytes_sent += train.total_bytes;
 }
 
 bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
@@ -183,6 +193,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.destination = path.peer;
   train.count = train.total_bytes = train.segment_bytes = 0;
   Filling filling;
+  filling.header = header_at(now);
   filling.most = static_cast<uint32_t>(
       std::min({size_t{most}, Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes}));
   filling.left = left;
@@ -196,7 +207,9 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
     recount(op, path);
     id = scheduler.next_op(path.peer, id + kLanes);
   }
-  return train.count > 0;
+  if (train.count == 0) return false;
+  sent(path, train, now);
+  return true;
 }
 
 // Counts a chunk that goes before the peer is known to have started its op.
@@ -267,15 +280,19 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
 uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling,
                                      Nanos now, Train& train) {
   if (filling.left) --filling.left;
-  if (chunk.encoded) filling.encoded += op.grid.length(chunk.id);
-  const size_t payload_bytes = op.spec.plan.format.bytes(op.grid.length(chunk.id));
+  const uint32_t length = op.grid.length(chunk.id);
+  if (chunk.encoded) filling.encoded += length;
+  const size_t payload_bytes = op.spec.plan.format.bytes(length);
   SentPacket& packet = path.recovery.add();
   packet.op = op.id;
   packet.item = chunk.id;
   packet.kind = chunk.kind;
   packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
-  packet.recovers = !sender_of(op, path, chunk.kind).passes();
-  wire::Header header = header_of(packet, chunk.id, filling.left, now);
+  packet.recovers = !op.in_passes(chunk.kind);
+  packet.ect = path.ecn.sent.capable();
+  path.recovery.on_sent(packet, now);
+  wire::Header& header = filling.header;
+  set_header(header, packet, chunk.id, filling.left);
   header.flags = chunk.flags;
   if (filling.left && (packet.number >= path.allowed.credit || filling.by_share))
     header.flags |= wire::kOutOfCredit;
@@ -285,18 +302,16 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   train.spans[2 * train.count + 1] = {chunk.payload, payload_bytes};
   if (train.count == 0) {
     train.segment_bytes = packet.bytes;
-    train.ecn = path.ecn.sent.capable() ? kEct0 : kNotEct;
+    train.ecn = packet.ect ? kEct0 : kNotEct;
   }
   train.total_bytes += packet.bytes;
   ++train.count;
-  const uint32_t bytes = packet.bytes;
-  sent(path, packet, now);
-  op.traffic.add(bytes);
+  op.traffic.add(packet.bytes);
   if (chunk.again) {
     ++op.traffic.retransmissions;
     ++counters.retransmissions;
   }
-  return bytes;
+  return packet.bytes;
 }
 
 }  // namespace gradwire

@@ -166,17 +166,22 @@ bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
   return true;
 }
 
-// The header of a reliable packet. `backlog`: the chunks that still wait for its peer.
-wire::Header Endpoint::Impl::header_of(const SentPacket& packet, uint32_t chunk, uint64_t backlog,
-                                       Nanos now) const {
+// What the headers of all reliable packets of this time have in common.
+wire::Header Endpoint::Impl::header_at(Nanos now) const {
   wire::Header header{};
-  header.common = common(packet.kind);
-  header.packet_number = static_cast<uint32_t>(packet.number);
+  header.common = common(wire::Kind::push);
   header.send_time_us = us(now);
+  return header;
+}
+
+// Sets what is a packet's own. `backlog`: the chunks that still wait for its peer.
+void Endpoint::Impl::set_header(wire::Header& header, const SentPacket& packet, uint32_t chunk,
+                                uint64_t backlog) {
+  header.common.kind = packet.kind;
+  header.packet_number = static_cast<uint32_t>(packet.number);
   header.op = static_cast<uint32_t>(packet.op);
   header.chunk = chunk;
   header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog, UINT16_MAX));
-  return header;
 }
 
 bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
@@ -190,11 +195,15 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   packet.kind = frame.kind;
   packet.bytes = static_cast<uint16_t>(bytes);
   packet.recovers = true;
+  packet.ect = path.ecn.sent.capable();
+  path.recovery.on_sent(packet, now);
   uint8_t* at = begin_control(train, path.peer, bytes);
-  wire::write_header(at, header_of(packet, frame.part, backlog(path), now));
+  wire::Header header = header_at(now);
+  set_header(header, packet, frame.part, backlog(path));
+  wire::write_header(at, header);
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
-  end_control(train, bytes, control_dscp, path.ecn.sent.capable() ? kEct0 : kNotEct);
-  sent(path, packet, now);
+  end_control(train, bytes, control_dscp, packet.ect ? kEct0 : kNotEct);
+  sent(path, train, now);
   if (Op* op = find(frame.op)) op->traffic.add(bytes);
   return true;
 }

@@ -43,14 +43,14 @@ bool PathLimit::lower(uint32_t bytes) {
   return true;
 }
 
-void PathLimit::sent(uint32_t bytes, Nanos now) {
+void PathLimit::sent(uint32_t bytes, Nanos now, uint32_t count) {
   bytes = std::min(bytes, bytes_);  // what is longer goes in fragments
   if (waiting_ == 0 || bytes > longest_) {
     longest_ = bytes;
-    waiting_ = 1;
+    waiting_ = count;
     since_ = now;
   } else if (bytes == longest_) {
-    ++waiting_;
+    waiting_ += count;
   }
 }
 

@@ -27,7 +27,7 @@ class PathLimit {
   bool lower(uint32_t bytes);
 
   // Records the lengths of sent and of acknowledged datagrams.
-  void sent(uint32_t bytes, Nanos now);
+  void sent(uint32_t bytes, Nanos now, uint32_t count = 1);
   void acked(uint32_t bytes);
 
   // Begins a trial if one is due; true when it did. `round`: the path's round-trip time.

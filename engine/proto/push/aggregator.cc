@@ -15,7 +15,7 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       workers_(workers),
       self_(self),
       own_priorities_(priorities),
-      sum_(plan, grid, shard, own),
+      sum_(plan, grid, shard, own, memory.spare),
       rule_(plan, grid, shard, workers),
       contributors_(shard.size()),
       decided_(shard.size()),
@@ -153,9 +153,10 @@ void Aggregator::add_on_arrival(uint32_t local, const uint8_t* payload) {
 
 void Aggregator::count(uint16_t worker, uint32_t local) {
   Worker& w = worker_[worker];
+  w.counted.set(local);
+  if (!rule_.applies()) return;
   const uint32_t chunk = shard_.begin + local;
   RegionLedger& ledger = w.regions[grid_.region[chunk]];
-  w.counted.set(local);
   ledger.counted += grid_.length(chunk);
   if (w.critical.test(local)) --ledger.critical_left;
 }

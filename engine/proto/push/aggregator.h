@@ -49,6 +49,8 @@ class Aggregator {
   // Closes the regions that the schedule lets close by now.
   void on_timer(Nanos now);
   Nanos next_timer() const { return rule_.next_timer(); }
+  // True for plans whose regions close by count and clock at all.
+  bool closes_regions() const { return rule_.applies(); }
 
   // The chunks that are final and have a result, in the order in which they became final.
   const std::vector<uint32_t>& finished() const { return finished_; }

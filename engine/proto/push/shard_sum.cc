@@ -9,13 +9,16 @@
 namespace gradwire {
 
 ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                   codec::Elements own)
+                   codec::Elements own, SpareSums& spare)
     : plan_(plan),
       grid_(grid),
       begin_(shard.begin),
       own_(own),
-      encodes_(!plan.result_format().plain()),
-      sum_(grid.offset[shard.end] - grid.offset[shard.begin]) {
+      spare_(spare),
+      encodes_(!plan.result_format().plain()) {
+  // A sum begins with a whole contribution, so that only errors have to be zero before.
+  const size_t elements = grid.offset[shard.end] - grid.offset[shard.begin];
+  sum_ = keeps_error() ? Zeroed<float>(elements) : spare_.sums.take(elements);
   if (!plan.format.plain()) {
     decoded_.resize(grid.chunk_elements);
     own_values_.resize(grid.chunk_elements);
@@ -28,7 +31,7 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
     result_at_.push_back(at);
     at += plan.format.bytes(grid.length(c));
   }
-  results_ = Zeroed<uint8_t>(at);
+  results_ = spare_.results.take(at);
 }
 
 const float* ShardSum::own(uint32_t local) {

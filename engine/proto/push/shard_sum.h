@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codec/elements.h"
+#include "proto/base/spare.h"
 #include "proto/base/zeroed.h"
 #include "proto/plan/grid.h"
 #include "proto/plan/plan.h"
@@ -15,8 +16,16 @@ namespace gradwire {
 
 class ShardSum {
  public:
-  // `own`: the values of the worker in this process, of the whole op; none at a server.
-  ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, codec::Elements own);
+  // `own`: the values of the worker in this process, of the whole op; none at a server. `spare`
+  // outlives this.
+  ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, codec::Elements own,
+           SpareSums& spare);
+  ~ShardSum() {
+    spare_.sums.give(std::move(sum_));
+    spare_.results.give(std::move(results_));
+  }
+  ShardSum(const ShardSum&) = delete;
+  ShardSum& operator=(const ShardSum&) = delete;
 
   // ---- contributions; chunks are counted from the shard's first
   // The first contribution.
@@ -55,6 +64,7 @@ class ShardSum {
   const Grid& grid_;
   uint32_t begin_;
   codec::Elements own_;
+  SpareSums& spare_;
   bool encodes_;  // results are encoded
   // By element of the shard: the sum; after a result was encoded, the encoding's error.
   Zeroed<float> sum_;

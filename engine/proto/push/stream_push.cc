@@ -39,7 +39,7 @@ bool StreamPush::peek_fresh(uint32_t& chunk) {
 bool StreamPush::peek(uint32_t& chunk, bool fresh) {
   if (open_ == 0) return false;
   if (holes_first() && queued_ && peek_lost(chunk)) return true;
-  return (fresh && peek_fresh(chunk)) || peek_lost(chunk);
+  return (fresh && peek_fresh(chunk)) || (queued_ && peek_lost(chunk));
 }
 
 bool StreamPush::next(uint32_t& chunk, bool& again, bool fresh) {
@@ -67,8 +67,9 @@ void StreamPush::acked(uint32_t chunk) {
   const State before = state(chunk);
   if (before == State::acked || before == State::done) return;
   settle(chunk, State::acked);
+  if (plan_.spend != Spend::lost) return;
   ledger_[grid_.region[chunk]].received += grid_.length(chunk);
-  if (plan_.spend == Spend::lost && queued_) forgive_queued();
+  if (queued_) forgive_queued();
 }
 
 // Spend lost: F forgiven, R received and this chunk's l elements must keep F + l <= p (R + F + l).

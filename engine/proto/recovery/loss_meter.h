@@ -19,6 +19,7 @@ class LossMeter {
     if (now - last_ > kMemory) known_ = 0;
     last_ = now;
     known_ = std::min(kPackets, known_ + packets);
+    if (lost == 0 && mean_ == 0) return;
     const double weight = std::min(1.0, packets / known_);
     mean_ += (lost / packets - mean_) * weight;
   }

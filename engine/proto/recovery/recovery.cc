@@ -32,14 +32,6 @@ void Recovery::Acked::clear() {
   spurious = 0;
 }
 
-void Recovery::on_sent(SentPacket& packet, Nanos now) {
-  packet.time = timer_base_ = now;
-  // Control frames need no credit, so they use up no probes.
-  if (!packet.data()) control_.push_back(packet.number);
-  if (probes_ && packet.data()) --probes_;
-  starved_ = false;
-}
-
 bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
   const uint64_t largest = wire::expand(ack.largest, sent_.next() - 1);
   if (largest >= sent_.next()) return false;

@@ -44,7 +44,15 @@ class Recovery {
   bool full() const { return sent_.full(); }
   // Adds the next packet, whose fields the caller sets before on_sent().
   SentPacket& add() { return sent_.push(); }
-  void on_sent(SentPacket& packet, Nanos now);
+  void on_sent(SentPacket& packet, Nanos now) {
+    packet.time = timer_base_ = now;
+    // Control frames need no credit, so they use up no probes.
+    if (!packet.data())
+      control_.push_back(packet.number);
+    else if (probes_)
+      --probes_;
+    starved_ = false;
+  }
 
   // ---- acknowledgements
   // False when the ACK acknowledges what was never sent; it then changes nothing.

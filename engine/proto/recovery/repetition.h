@@ -36,8 +36,8 @@ struct Repeats {
 // Copies limits the packets that go again, to a rate and to some at once.
 class Copies {
  public:
-  // A packet goes, for the first time or again.
-  void sent() { tokens_.spend(1, -kAtOnce); }
+  // Packets go, for the first time or again.
+  void sent(uint32_t packets) { tokens_.spend(packets, -kAtOnce); }
   // Begins a choice of packets that go again, at a rate of so many a second.
   void refill(double per_second, Nanos now) {
     tokens_.refill(per_second, kAtOnce, now);

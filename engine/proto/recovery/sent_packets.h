@@ -43,7 +43,7 @@ class SentPackets {
 
   SentPacket& push() {
     // The slot of a packet that was sent again is kept, because its ACK may still arrive.
-    if (next_ - lowest_ >= ring_.size() - 1 ||
+    if (next_ - lowest_ >= mask_ ||
         (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
       grow();
     SentPacket& p = at(next_);
@@ -71,14 +71,16 @@ class SentPackets {
   // Packets at first; a power of two, like kMost, for indexing by a mask.
   static constexpr uint64_t kFirst = 1'024;
 
-  SentPacket& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
+  SentPacket& at(uint64_t number) { return ring_[number & mask_]; }
   void grow() {
     std::vector<SentPacket> larger(2 * ring_.size());
     for (const SentPacket& p : ring_) larger[p.number & (larger.size() - 1)] = p;
     ring_ = std::move(larger);
+    mask_ = ring_.size() - 1;
   }
 
   std::vector<SentPacket> ring_;
+  uint64_t mask_ = kFirst - 1;  // its size less one
   uint64_t next_ = 1;
   uint64_t lowest_ = 1;
   uint64_t in_flight_ = 0;

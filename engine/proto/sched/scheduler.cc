@@ -24,6 +24,7 @@ void Scheduler::set_waiting(uint16_t to, uint64_t op, Waiting waiting) {
 
 void Scheduler::set_destination(uint16_t to, const Destination& now) {
   const Destination& before = table_[to];
+  if (now == before) return;
   waiting_ += uint32_t{now.waits()} - uint32_t{before.waits()};
   ready_ += uint32_t{now.ready()} - uint32_t{before.ready()};
   const uint64_t bit = uint64_t{1} << (to % 64);

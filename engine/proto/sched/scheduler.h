@@ -31,6 +31,7 @@ class Scheduler {
   uint64_t backlog(uint16_t to, bool room) const {
     return queues_[to].total.ready + (room ? queues_[to].total.early : 0);
   }
+  bool any_early(uint16_t to) const { return queues_[to].total.early > 0; }
   // The lane of the next train. Lanes take turns, so that chunks which the destination cannot take
   // yet delay no other lane.
   uint16_t next_lane(uint16_t to, bool room);
@@ -44,6 +45,7 @@ class Scheduler {
     uint32_t probes = 0;   // packets that go without credit and window
     bool closed = true;    // nothing can be sent there now
 
+    bool operator==(const Destination&) const = default;
     bool waits() const { return !closed && backlog > 0; }
     bool ready() const { return waits() && (credit > 0 || probes > 0); }
   };

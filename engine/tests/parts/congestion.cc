@@ -44,7 +44,7 @@ void bind_congestion(nb::module_& module) {
       .def("trying", &Competition::trying);
   nb::class_<CircuitBreaker>(module, "CircuitBreaker")
       .def(nb::init<>())
-      .def("sent", &CircuitBreaker::sent, "bytes"_a, "told"_a)
+      .def("sent", &CircuitBreaker::sent, "bytes"_a, "told"_a, "packets"_a = 1)
       .def("lost", &CircuitBreaker::lost)
       .def("tick", &CircuitBreaker::tick, "now"_a)
       .def("factor", &CircuitBreaker::factor);
@@ -58,7 +58,7 @@ void bind_congestion(nb::module_& module) {
       .def("capable", &EcnPath::capable)
       .def("failed", &EcnPath::failed)
       .def("off", &EcnPath::off)
-      .def("sent", &EcnPath::sent)
+      .def("sent", &EcnPath::sent, "count"_a = 1)
       .def("acked", &EcnPath::acked, "ect"_a)
       .def("timed_out", &EcnPath::timed_out, "in_a_row"_a)
       .def("told", &EcnPath::told, "ect0"_a, "ce"_a);
@@ -86,7 +86,7 @@ void bind_congestion(nb::module_& module) {
            "pacing"_a = true, "paths"_a = 2)
       .def("window", &SendController::window, nb::rv_policy::reference_internal)
       .def("throttled", &SendController::throttled)
-      .def("on_sent", &SendController::on_sent, "bytes"_a, "now"_a)
+      .def("on_sent", &SendController::on_sent, "bytes"_a, "now"_a, "packets"_a = 1)
       .def("on_left", &SendController::on_left, "bytes"_a)
       .def("on_lost", &SendController::on_lost)
       .def(

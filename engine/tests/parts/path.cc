@@ -51,7 +51,7 @@ void bind_path(nb::module_& module) {
       .def("bytes", &PathLimit::bytes)
       .def("reduced", &PathLimit::reduced)
       .def("lower", &PathLimit::lower, "bytes"_a)
-      .def("sent", &PathLimit::sent, "bytes"_a, "now"_a)
+      .def("sent", &PathLimit::sent, "bytes"_a, "now"_a, "count"_a = 1)
       .def("acked", &PathLimit::acked, "bytes"_a)
       .def("suspect", &PathLimit::suspect, "now"_a, "round"_a)
       .def("try_out", &PathLimit::try_out, "now"_a, "interval"_a)

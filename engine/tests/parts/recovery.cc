@@ -98,7 +98,7 @@ void bind_recovery(nb::module_& module) {
       "to"_a, "round"_a, "more"_a, "blocked"_a);
   nb::class_<Copies>(module, "Copies")
       .def(nb::init<>())
-      .def("sent", &Copies::sent)
+      .def("sent", &Copies::sent, "packets"_a = 1)
       .def("refill", &Copies::refill, "per_second"_a, "now"_a)
       .def("left", &Copies::left)
       .def("lacking", &Copies::lacking);

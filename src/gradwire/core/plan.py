@@ -497,16 +497,19 @@ class TransferPlan:
         return replace(self, encoding=encoding if self.transform == "none" else "f16")
 
     @staticmethod
-    def whole(elements: int, *, scale: float = 1.0, encoding: str = "f32") -> TransferPlan:
+    def whole(
+        elements: int, *, scale: float = 1.0, encoding: str = "f32", seed: int = 0
+    ) -> TransferPlan:
         """Returns the plan of an exact sum over one region, as a plain collective computes it.
 
         Args:
             elements: Number of elements.
             scale: Factor of the finished sum.
             encoding: The encoding that carries the elements unchanged.
+            seed: The seed.
         """
         whole = (Region(0, elements, 0.0, "all"),)
-        return TransferPlan(elements, whole, scale=scale, encoding=encoding)
+        return TransferPlan(elements, whole, scale=scale, encoding=encoding, seed=seed)
 
 
 @dataclass(frozen=True)

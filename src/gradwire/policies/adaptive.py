@@ -239,6 +239,14 @@ class Adaptive(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else."""
+        if "trials" not in state and "phases" in state:
+            raise ConfigError.about(
+                "state['phases'] of policy 'adaptive' has no 'trials', so an earlier version with "
+                "another rule saved it",
+                "start the policy anew, and load the model and the optimizer without this state",
+                setting="state['phases']['trials']",
+                value=None,
+            )
         self._read(state, "trials", "pushes")
         self._trials.load_state_dict(state["trials"])
         self._pushes.load_state_dict(state["pushes"])

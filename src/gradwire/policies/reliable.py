@@ -20,4 +20,5 @@ class Reliable(Policy):
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """Makes one region over the whole bucket with bound 0, averaged."""
-        return TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
+        scale = 1.0 / context.world_size
+        return TransferPlan.whole(context.elements, scale=scale, seed=context.seed)

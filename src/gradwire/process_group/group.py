@@ -27,14 +27,15 @@ OVER_GLOO = (
     "_end_coalescing",
     "_start_coalescing",
     "allgather_into_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced",
 )
 """The methods that go to the inner group as they are; some names are newer than others."""
 
 
-GLOO_REDUCES = "2.13"
-"""The first version of torch whose Gloo is known to average, and to reduce-scatter by every
-operation. Before, some versions refuse averages, and others take the sum instead without a word.
+GLOO_REDUCES = "2.9"
+"""The first version of torch whose Gloo is known to average, and to reduce-scatter as it should.
+
+Before, Gloo refuses averages in an all-reduce and lists in a reduce-scatter. A reduce-scatter of
+one tensor takes the sum in place of every other operation, without an error.
 """
 
 
@@ -155,7 +156,7 @@ class GradwireGroup(dist.ProcessGroup):
         shards = tuple(part.numel() for part in parts)
         fits = len(shards) == self._group.world_size
         fits = fits and shards[self._group.rank] == outputs[0].numel()
-        if not fits or not self._for_engine(parts, outputs[0], opts.reduceOp):
+        if not fits or not self._for_engine(parts, outputs[0], opts.reduceOp, listed=True):
             return self.inner.reduce_scatter(outputs, inputs, opts)
         return self._start("reduce_scatter", parts, outputs[0], shards, opts)
 
@@ -176,19 +177,30 @@ class GradwireGroup(dist.ProcessGroup):
         opts = _options(dist.ReduceScatterOptions, opts, None, None)
         alike = given.numel() == output.numel() * self._group.world_size
         if not alike or not self._for_engine([given], output, opts.reduceOp):
-            others = self._group.world_size > 1
-            if others and torch.__version__ < GLOO_REDUCES and opts.reduceOp != dist.ReduceOp.SUM:
-                raise ConfigError.of(
-                    "op",
-                    opts.reduceOp,
-                    f"Gloo of torch {torch.__version__} may take the sum in its place; take torch "
-                    f"{GLOO_REDUCES} or later, or all_reduce",
-                )
+            self._check_operation(opts.reduceOp)
             return self.inner._reduce_scatter_base(output, given, opts)
         shards = (output.numel(),) * self._group.world_size
         return self._start("reduce_scatter", [given], output, shards, opts)
 
     _reduce_scatter_base = reduce_scatter_single  # before torch 2.13
+
+    @outside_graphs
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Reduce-scatters several tensors over Gloo.
+
+        Args:
+            outputs: Where this member's parts go.
+            inputs: The tensors, each of as many parts as there are members.
+            opts: `ReduceScatterOptions`.
+
+        Returns:
+            The work.
+        """
+        opts = _options(dist.ReduceScatterOptions, opts, None, None)
+        self._check_operation(opts.reduceOp)
+        return self.inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
 
     # ------------------------------------------------------------------ the end
 
@@ -204,15 +216,28 @@ class GradwireGroup(dist.ProcessGroup):
 
     # ------------------------------------------------------------------ the engine's part
 
-    def _for_engine(self, inputs: list[torch.Tensor], output: torch.Tensor, operation: Any) -> bool:
-        """Returns whether a collective goes to the engine, alike on all members."""
-        averages_alone = torch.__version__ < GLOO_REDUCES and operation == dist.ReduceOp.AVG
+    def _for_engine(
+        self,
+        inputs: list[torch.Tensor],
+        output: torch.Tensor,
+        operation: Any,
+        listed: bool = False,
+    ) -> bool:
+        """Returns whether a collective goes to the engine, alike on all members.
+
+        Args:
+            inputs: The tensors that are summed.
+            output: Where the result goes.
+            operation: The operation.
+            listed: Whether it is a reduce-scatter of a list of tensors.
+        """
+        alone = torch.__version__ < GLOO_REDUCES and (listed or operation == dist.ReduceOp.AVG)
         return (
             self._group.world_size > 1
             and output.dtype in CARRIED
             and (operation == dist.ReduceOp.SUM or operation == dist.ReduceOp.AVG)
             and sum(each.numel() for each in inputs) * output.element_size()
-            >= (1 if averages_alone else self.settings.min_bytes)
+            >= (1 if alone else self.settings.min_bytes)
             and all(
                 each.dtype == output.dtype
                 and each.device.type == "cpu"
@@ -220,6 +245,17 @@ class GradwireGroup(dist.ProcessGroup):
                 for each in (*inputs, output)
             )
         )
+
+    def _check_operation(self, operation: Any) -> None:
+        """Refuses a reduce-scatter in which Gloo would take the sum without an error."""
+        right = torch.__version__ >= GLOO_REDUCES or operation == dist.ReduceOp.SUM
+        if not right and self._group.world_size > 1:
+            raise ConfigError.of(
+                "op",
+                operation,
+                f"Gloo of torch {torch.__version__} takes the sum in its place; take torch "
+                f"{GLOO_REDUCES} or later, or all_reduce",
+            )
 
     def _start(
         self,

@@ -10,7 +10,9 @@ int8  The scale is the largest magnitude / 126, rounded. 126 times the scale, di
 f16   A largest magnitude that rounds up to a power of two gets a shift that is smaller by one.
 
 The code uses only operations of torch on whole tensors, which are the same on every device, and
-rounds to nearest even. On the host the engine's own codec decodes, in one pass.
+rounds to nearest even. A division by a Python number is none of these, because on CUDA devices
+torch multiplies by the rounded reciprocal instead; so divisors are tensors. On the host the
+engine's own codec decodes, in one pass.
 """
 
 from __future__ import annotations
@@ -130,14 +132,15 @@ def _encode_f16(values: torch.Tensor, lengths: torch.Tensor, largest: torch.Tens
 
 
 def _encode_int8(values: torch.Tensor, lengths: torch.Tensor, largest: torch.Tensor) -> Payload:
-    scale = largest / MOST_CODE
+    most = torch.full_like(largest, MOST_CODE)
+    scale = largest / most
     none = scale < SMALLEST
     # With a larger scale a code of 126 would be decoded to infinity.
     over = torch.nextafter(scale, torch.zeros_like(scale))
-    scale = torch.where(scale * MOST_CODE > LARGEST, over, scale)
-    scale = scale * MOST_CODE / MOST_CODE
+    scale = torch.where(scale * most > LARGEST, over, scale)
+    scale = scale * most / most
     scale = torch.where(none | (scale < SMALLEST), 0.0, scale)
-    inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
+    inverse = torch.where(scale > 0.0, torch.reciprocal(scale), 0.0)
     scaled = values * _spread(inverse, lengths, values)
     codes = torch.clamp(torch.nan_to_num(torch.round(scaled)), -MOST_CODE, MOST_CODE)
     codes = torch.where(torch.isposinf(values), 127.0, codes)

@@ -707,14 +707,15 @@ class GradientPipeline:
         assert transfer.asked.scatter is None
         if self._moments is None or not missing.any():
             return
-        self._moments.fill(
-            transfer.asked.slots,
-            transfer.asked.parameters,
-            transfer.stage.host(),
-            self.communicator.chunk_grid(plan),
-            missing,
-            self._grad_scale,
-        )
+        with transfer.stage.behind():  # the optimizer's step came before the gradients
+            self._moments.fill(
+                transfer.asked.slots,
+                transfer.asked.parameters,
+                transfer.stage.host(),
+                self.communicator.chunk_grid(plan),
+                missing,
+                self._grad_scale,
+            )
 
     # ------------------------------------------------------------------ a step's end
 

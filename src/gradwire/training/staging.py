@@ -5,8 +5,9 @@ reads the values. Otherwise these pass through a float32 copy, without loss on t
 average is rounded to their type once, on the way out. float64 is rounded to float32 on the way in
 (relative error 6e-8; magnitudes beyond 3.4e38 become infinite), because the sums are float32.
 
-A bucket on a CUDA device is copied through pinned memory on a stream of its own. The autograd
-thread only queues the copy, and the engine's Stager (`gradwire.transport.threads`) waits for it.
+A bucket on a CUDA device is copied through pinned memory on a stream of its own, in its own type
+where that would be used in place on the CPU. The autograd thread only queues the copy, and the
+engine's Stager (`gradwire.transport.threads`) waits for it.
 Where the plan has an encoding, the bucket may be encoded on the device first
 (`gradwire.training.feedback.device_book`), so that half or a quarter of the bytes cross.
 """
@@ -17,6 +18,7 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,10 @@ class Stage(ABC):
         """The same as numbers."""
         return torch.from_numpy(self.host())
 
+    def behind(self) -> AbstractContextManager[Any]:
+        """Returns a context whose work on the device follows what computed the gradients."""
+        return nullcontext()
+
     @abstractmethod
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         """Copies the host values to where the result goes, and completes the future with it."""
@@ -173,7 +179,7 @@ class StagePool:
             warnings.warn(
                 "gradwire carries float64 gradients rounded to float32", UserWarning, stacklevel=2
             )
-        if buffer.device.type not in self.encodes:
+        if in_place or buffer.device.type not in self.encodes:
             encode = None
         if buffer.device.type == "cpu":
             if encode is not None:
@@ -187,7 +193,10 @@ class StagePool:
             stream = self._streams.get(buffer.device)
             if stream is None:
                 stream = self._streams[buffer.device] = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
-            return _CudaStage(buffer, self._copy(index, buffer), stream, encode)
+            copy = self._copy(index, buffer)
+            if in_place:
+                copy = copy.view(buffer.dtype)[: buffer.numel()]
+            return _CudaStage(buffer, copy, stream, encode)
         raise ConfigError.about(
             f"bucket {index} lies on device {buffer.device}",
             f"allowed are {' and '.join(DEVICES)}",
@@ -196,7 +205,7 @@ class StagePool:
         )
 
     def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Returns memory for the float32 host copy of a bucket.
+        """Returns memory for the host copy of a bucket, float32.
 
         Devices have separate copies, because only a device's own stream keeps the next copy into
         it behind the last copy out of it.
@@ -284,7 +293,10 @@ class _EncodedStage(_CopyStage):
 
 
 class _CudaStage(Stage):
-    """A bucket on a CUDA device, with a float32 copy in pinned memory made on a side stream."""
+    """A bucket on a CUDA device, with a copy in pinned memory made on a side stream.
+
+    The copy is float32, or of the bucket's own type.
+    """
 
     waits = True
 
@@ -298,7 +310,7 @@ class _CudaStage(Stage):
         self._stream = stream
         stream.wait_stream(torch.cuda.current_stream(buffer.device))
         with torch.cuda.stream(stream):
-            gradient = buffer.detach().to(torch.float32)
+            gradient = buffer.detach().to(copy.dtype)
             if encode is None:
                 self._copy.copy_(gradient, non_blocking=True)
             else:
@@ -310,16 +322,22 @@ class _CudaStage(Stage):
     def future(self) -> torch.futures.Future[torch.Tensor]:
         return torch.futures.Future(devices=[self.buffer.device])
 
-    def host(self) -> NDArray[np.float32]:
+    def behind(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream)
+
+    def host(self) -> NDArray[Any]:
+        return as_flat(self.values)[0]
+
+    @property
+    def values(self) -> torch.Tensor:
         self._arrived.synchronize()
         if self._encoded is not None:
             self._encoded.decode_into(self._copy)
             self.squares = self._encoded.squares()
             self._encoded = None
-        memory: NDArray[np.float32] = self._copy.numpy()
-        return memory
+        return self._copy
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        with torch.cuda.stream(self._stream):
+        with self.behind():
             self.result.copy_(self._copy[self.part], non_blocking=True)
             future.set_result(self.result)  # consumers wait for this stream's events

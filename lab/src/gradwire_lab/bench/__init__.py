@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.cases import Case, cases
+from gradwire_lab.bench.fsdp import run_fsdp
 from gradwire_lab.bench.host_ranks import run_host_ranks
 from gradwire_lab.bench.net import run_case
 from gradwire_lab.bench.replicas import run_replicas
@@ -126,6 +127,44 @@ def replicas(
             )
     if not all(result["identical"] for result in results):
         raise typer.Exit(1)
+
+
+@app.command()
+def fsdp(
+    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    steps: Annotated[int, typer.Option(help="of training, by each policy and layout")] = 60,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Train a sharded model (FSDP2) under bursts, without and with replicas, beside Gloo."""
+    if network not in ("A", "B"):
+        raise typer.BadParameter(f"--network {network}: A or B")
+    _need_network()
+    results = [run_fsdp(network, steps, replicas) for replicas in (1, 2)]
+    if as_json:
+        print(json.dumps(results))
+    else:
+        for result in results:
+            _print_fsdp(result)
+    every = [found for result in results for found in result["contestants"].values()]
+    if not all(found["identical"] and found["agreed"] for found in every):
+        raise typer.Exit(1)
+
+
+def _print_fsdp(result: dict[str, Any]) -> None:
+    shards = result["hosts"] // result["replicas"]
+    print(
+        f"{result['replicas']} replicas of {shards} shards, network {result['network']}, bursts, "
+        f"{result['parameters'] / 1e6:.2f} million parameters"
+    )
+    for name, found in result["contestants"].items():
+        print(
+            f"{name}: {found['steps']} steps, median {found['median_seconds'] * 1e3:.0f} ms, "
+            f"p90 {found['p90_seconds'] * 1e3:.0f} ms, max {found['max_seconds'] * 1e3:.0f} ms, "
+            f"delivered {found['delivered_mean']:.4f}, least {found['delivered_least']:.4f}, "
+            f"{found['exceeded_steps']} steps reported beyond a bound and "
+            f"{found['beyond_bound']} regions unreported, "
+            f"replicas {'identical' if found['identical'] else 'DIFFER'}"
+        )
 
 
 def _need_network() -> None:

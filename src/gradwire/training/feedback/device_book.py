@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,7 @@ class DeviceBook:
         self._feedback = feedback
         self._owed: dict[Slots, torch.Tensor] = {}
         self._factors: dict[Slots, float] = {}  # changes of scale since it was kept
+        self._streams: dict[Slots, Any] = {}  # the streams that compute it; None on the CPU
         self._lengths: dict[tuple[int, torch.device], tuple[ChunkGrid, torch.Tensor]] = {}
 
     def encode(
@@ -105,6 +107,8 @@ class DeviceBook:
             left = values - decode(payload, lengths, encoding)
             self._owed[slots] = torch.where(finite_chunks(left, lengths), left, 0.0)
             self._factors[slots] = 1.0
+            on_device = gradient.device.type == "cuda"
+            self._streams[slots] = torch.cuda.current_stream() if on_device else None
         return Encoded(payload, norms, self._chunk_lengths(grid, CPU), encoding)
 
     def recall(self, slots: Slots, *, but: bool) -> Iterator[tuple[Slots, NDArray[np.float32]]]:
@@ -137,12 +141,12 @@ class DeviceBook:
         """Drops all that is owed."""
         self._owed.clear()
         self._factors.clear()
+        self._streams.clear()
 
     def _take(self, key: Slots) -> NDArray[np.float32]:
         owed = self._owed.pop(key)
-        if owed.device.type == "cuda":  # it was computed on a stream of its own
-            torch.cuda.synchronize(owed.device)
-        values: NDArray[np.float32] = owed.cpu().numpy()
+        with torch.cuda.stream(self._streams.pop(key)):  # no other stream is waited for
+            values: NDArray[np.float32] = owed.cpu().numpy()
         return values * np.float32(self._factors.pop(key))
 
     def _chunk_lengths(self, grid: ChunkGrid, device: torch.device) -> torch.Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 
 from gradwire.core.plan import TensorSlot
 from gradwire.training.bucket import in_bucket_order
@@ -96,11 +97,12 @@ class FirstMoments:
         for slot, parameter in zip(slots, filled, strict=True):
             first = np.searchsorted(ends, slot.offset, side="right")
             last = np.searchsorted(starts, slot.offset + slot.length)
-            moment = self._moment(parameter) if first < last else None
+            moment = self._moment(parameter, slot.length) if first < last else None
             if moment is not None:
                 grid.write(result, lost[first:last], moment, slot.offset, scale)
 
-    def _moment(self, parameter: torch.Tensor) -> NDArray[np.float32] | None:
+    def _moment(self, parameter: torch.Tensor, length: int) -> NDArray[np.float32] | None:
+        """Returns a parameter's first moment as its slot of that many elements lays it out."""
         state = self._optimizer.state.get(parameter)
         if not state:
             return None
@@ -108,10 +110,15 @@ class FirstMoments:
         if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
             self._warn()
             return None
-        flat: NDArray[np.float32] = (
-            in_bucket_order(moment.detach(), parameter).to("cpu", torch.float32).numpy()
-        )
-        return flat
+        moment = moment.detach()
+        if isinstance(moment, DTensor):  # of fully_shard, whose shards end with padding
+            values = moment.to_local().flatten()
+        else:
+            values = in_bucket_order(moment, parameter)
+        flat = torch.zeros(length)
+        flat[: values.numel()] = values
+        found: NDArray[np.float32] = flat.numpy()
+        return found
 
     def _warn(self) -> None:
         if not self._warned:
