@@ -17,10 +17,17 @@ def acked(
     sender.on_ack(path=path, bytes=size, queue=queue, round=MS + queue, rtprop=MS, now=now)
 
 
+def after_a_queue() -> tuple[SendController, int]:
+    """A sender whose slow start a queue has ended, which is long gone, and the time."""
+    sender = SendController(WIRE, TARGET)
+    for now in (10 * MS, 15 * MS):
+        acked(sender, now, queue=2 * TARGET)
+    return sender, 30 * MS
+
+
 def under_a_queue(queue: int) -> tuple[SendController, int]:
     """A sender that has measured this queueing delay, and the time."""
-    sender = SendController(WIRE, TARGET)
-    now = 0
+    sender, now = after_a_queue()
     for step in range(16):
         now += 3 * MS
         acked(sender, now, queue=queue, path=step % 2)
@@ -87,6 +94,14 @@ def test_a_single_destination_is_not_paced_for_its_receivers_credit_does_that() 
 def test_without_a_known_rate_or_with_pacing_off_nothing_is_paced() -> None:
     assert paced(SendController(WIRE, TARGET), MS, rate=0) == float("inf")
     assert paced(SendController(WIRE, TARGET, False), MS) == float("inf")
+
+
+def test_until_the_first_queue_nothing_is_paced_on_a_short_path() -> None:
+    sender = SendController(WIRE, TARGET)
+    for step in range(8):
+        acked(sender, step * 3 * MS)
+    assert paced(sender, 24 * MS) == float("inf")
+    assert paced(sender, 24 * MS, **{**FAR, "far": 2}) < float("inf")
 
 
 def test_what_went_before_a_rate_was_known_is_no_debt() -> None:
@@ -181,10 +196,10 @@ def test_a_fast_path_lets_no_train_take_more_than_an_eighth_of_the_window() -> N
 
 @pytest.mark.parametrize(("rate", "packets"), [(1e6, 4), (RATE, 20), (5e8, 82)])
 def test_on_a_long_path_a_train_takes_a_quarter_of_a_millisecond(rate: float, packets: int) -> None:
-    sender = SendController(WIRE, TARGET)
+    sender, now = after_a_queue()
     for step in range(2_000):
         sender.limited()
-        acked(sender, step * MS // 4, size=200 * WIRE)
+        acked(sender, now + step * MS // 4, size=200 * WIRE)
     sender.pace(rate, SECOND, far=2, rtprop=40 * MS, round=40 * MS, window=1e9)
     assert sender.quantum() == pytest.approx(packets, abs=1)
 

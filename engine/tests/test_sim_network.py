@@ -139,6 +139,14 @@ def test_the_rate_is_learned_from_short_bursts() -> None:
     assert max(times[-5:]) < 1.2
 
 
+def test_busy_hosts_find_the_rate_of_a_fast_network_at_once() -> None:
+    """Rounds are milliseconds of waiting for a processor, so windows bound what a rate measures."""
+    link = Link(rate=4e9, delay=2e-6, queue=16 << 20)
+    busy = {"host_delay": 0.2e-3, "host_jitter": 1e-3, "receive_buffer": 10 << 20}
+    times = rounds(Fabric(4, link=link, whole_trains=True, **busy), 1 << 18, 40, link)
+    assert times[2] < 1.5 * median(times[30:])
+
+
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_inelastic_traffic_leaves_the_rest_to_us(share: float) -> None:
     """No collapse beside a flow that does not yield: what is left is used."""

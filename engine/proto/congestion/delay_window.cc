@@ -21,8 +21,8 @@ constexpr double kOwnQueue = 0.75;
 // Below this share of the target the window regains at once what other traffic has taken. It is
 // compared with single batches, which bursts of one sender reach.
 constexpr double kRegainQueue = 1.0 / 3;
-// Up to this share of the target slow start goes on, and a long path's window may exceed what its
-// rate accounts for. It is less than a short queue, because a round passes before growth shows.
+// Up to this share of the target slow start goes on on a long path, and its window may exceed what
+// its rate accounts for. It is less than a short queue, because a round passes before growth shows.
 constexpr double kRampQueue = 0.5;
 bool ramp_queue(Nanos delay, Nanos target) {
   return static_cast<double>(delay) <= kRampQueue * static_cast<double>(target);
@@ -101,7 +101,12 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const PathProfile& path = profile_of(rtprop);
-  slow_start_.round(rate, !ramp_queue(delay, target_), limited_, path.ramps);
+  // Heavy loss ends slow start on a short path, because copies of lost packets would fill the port.
+  // So does an RTprop whose growth of one round, sent at once, would exceed the wanted queue.
+  const bool steep = path.growth * static_cast<double>(rtprop) > static_cast<double>(target_);
+  const bool ends =
+      path.ramps ? !ramp_queue(delay, target_) : some_queue(delay, target_) || lossy_ || steep;
+  slow_start_.round(rate, ends, limited_, path.ramps);
   stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
                  limited_);
   if (!compete(delay, rate, path, now)) steer(delay, path);

@@ -27,7 +27,7 @@ class DelayWindow {
   // The standing queue aimed at; longer on a long path whose rate is moderate.
   Nanos target() const { return target_; }
   Nanos queue_delay() const { return last_delay_; }
-  // True in slow start: the window doubles each round, because the path's rate is not known yet.
+  // True in slow start: the path's rate is not known yet, because no queue has shown.
   bool ramps() const { return slow_start_.on(); }
   // The factor by which the window may be exceeded so that a window's worth arrives, when the share
   // `loss` is lost on the path without a queue.

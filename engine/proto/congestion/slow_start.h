@@ -1,4 +1,5 @@
-// SlowStart doubles a window each round until the path's rate is known.
+// SlowStart lets a window grow beyond what its rate accounts for until the first queue, because
+// until then the rate may be the window's and not the path's.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,11 @@ class SlowStart {
   // doubles would always be marked.
   bool doubles() const { return doubles_; }
   void marked() { on_ = doubles_ = false; }
-  // Judges one round, in which `rate` bytes per second were delivered. It ends slow start where
-  // the path does not ramp, with a queue, or when more bytes in flight bring no higher rate (BBR's
-  // full pipe). `limited`: the window held transmission back.
-  void round(double rate, bool queued, bool limited, bool ramps) {
+  // Judges one round, in which `rate` bytes per second were delivered. `ends`: it showed a queue,
+  // or something else that ends slow start. On a long path (`ramps`) slow start also ends when more
+  // bytes in flight bring no higher rate (BBR's full pipe). `limited`: the window held transmission
+  // back.
+  void round(double rate, bool ends, bool limited, bool ramps) {
     if (!on_) return;
     if (rate > kStillGrows * best_rate_) {
       best_rate_ = rate;
@@ -24,7 +26,7 @@ class SlowStart {
     } else if (limited) {
       ++flat_rounds_;
     }
-    if (!ramps || queued || flat_rounds_ >= kFlatRounds) on_ = false;
+    if (ends || (ramps && flat_rounds_ >= kFlatRounds)) on_ = false;
   }
 
  private:
