@@ -66,7 +66,7 @@ PROTO_ROOMS["endpoint"] = tuple(PROTO_ROOMS)
 # sources, threads.
 IMPURE = re.compile(
     r"^(chrono|random|thread|mutex|future|condition_variable|ctime|time\.h|unistd\.h|poll\.h"
-    r"|sys/(?!types\.h).*|netinet/.*|arpa/.*|net/.*|linux/.*|pthread\.h|netdb\.h)$"
+    r"|sys/(?!types\.h|mman\.h).*|netinet/.*|arpa/.*|net/.*|linux/.*|pthread\.h|netdb\.h)$"
 )
 # Fields of one class in proto, with those of its bases: more are two classes.
 MOST_FIELDS = 20

@@ -441,7 +441,7 @@ def test_the_next_meeting_may_fail_before_all_have_read_the_last_outcome() -> No
 
 
 class Late:
-    """A store as a rank uses it whose first number arrives late, though what it decides does not."""
+    """A store as a rank uses it whose first number arrives late, unlike what it decides."""
 
     def __init__(self, store: Any) -> None:
         self._store = store

@@ -535,12 +535,16 @@ class Meeting:
         return outcome
 
     def _numbers(self, outcome: Outcome) -> list[str | None]:
-        """Returns what has been published in the first exchange; None for who is absent."""
-        numbers = [self._peek(key) for key in self._keys()]
+        """Returns the numbers of the first exchange; None for an endpoint that is absent.
+
+        Those in the outcome stay: an endpoint that has left may be back for the next meeting, and
+        publish the number of that one here.
+        """
+        numbers = outcome.texts or [None] * self.endpoints
         if outcome.refused is not None:
             endpoint, number = outcome.refused
-            numbers[endpoint] = number
-        return numbers
+            numbers = [*numbers[:endpoint], number, *numbers[endpoint + 1 :]]
+        return [known or self._peek(key) for known, key in zip(numbers, self._keys(), strict=True)]
 
     def _raise(self, outcome: Outcome) -> NoReturn:
         self._leave()
