@@ -340,6 +340,19 @@ def test_who_counts_the_others_otherwise_is_told_so() -> None:
             assert f"rank 1 counts {counts[1]} and 0" in str(error)
 
 
+def test_who_is_beyond_the_others_count_tells_all_so() -> None:
+    store = dist.HashStore()
+    counts = (2, 2, 3)
+
+    def join(rank: int) -> list[str]:
+        return meeting(store, rank, workers=counts[rank], timeout_s=3.0).exchange(str(rank))
+
+    errors = at_once(3, join)
+    for error in errors:
+        assert isinstance(error, RendezvousError), errors
+        assert "rank 0 counts 2 workers and 0 servers, rank 2 counts 3 and 0" in str(error)
+
+
 def test_a_meeting_whose_first_endpoint_begins_anew_is_over() -> None:
     store = dist.HashStore()
 
@@ -443,15 +456,16 @@ def test_the_next_meeting_may_fail_before_all_have_read_the_last_outcome() -> No
 class Late:
     """A store as a rank uses it whose first number arrives late, unlike what it decides."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, rank: int) -> None:
         self._store = store
+        self._rank = rank
         self.released = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def set(self, key: str, value: str) -> Any:
-        if key.endswith("/0/1"):
+        if key.endswith(f"/0/{self._rank}"):
             self.released.wait()
         return self._store.set(key, value)
 
@@ -473,21 +487,22 @@ class Leaving:
         return number
 
 
-def test_a_failure_is_told_once_though_its_teller_is_slow() -> None:
-    """As when rank 1 refuses an attachment, and both attach again at once."""
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_failure_is_told_once_though_its_teller_is_slow(world: int) -> None:
+    """As when all but rank 0 refuse an attachment, and all attach again at once."""
     store = dist.HashStore()
-    late = Late(store)
+    late = Late(store, world - 1)
 
     def join(rank: int) -> list[str]:
-        own: Any = late if rank else Leaving(store, late)
+        own: Any = {0: Leaving(store, late), world - 1: late}.get(rank, store)
         if rank:
-            meeting(own, rank, workers=2).tell_failure(ConfigError("no such table"))
+            meeting(own, rank, workers=world).tell_failure(ConfigError("no such table"))
         else:
             with pytest.raises(RendezvousError, match="no such table"):
-                meeting(own, rank, workers=2).exchange("first")
-        return meeting(own, rank, workers=2).exchange("again")
+                meeting(own, rank, workers=world).exchange("first")
+        return meeting(own, rank, workers=world).exchange("again")
 
-    assert at_once(2, join) == [["again"] * 2] * 2
+    assert at_once(world, join) == [["again"] * world] * world
 
 
 class Keeping:

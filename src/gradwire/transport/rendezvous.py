@@ -160,29 +160,25 @@ class Outcome:
             stands for an endpoint that was absent.
         gave_up: The endpoint that waited too long in the first exchange, and its time-out in
             seconds. Only endpoint 0 knows who was present, and completes such an outcome.
-        refused: The endpoint that failed before it published its number in the first exchange, and
-            that number. Endpoint 0 may read the outcome before the number.
     """
 
     why: str = ""
     at_fault: list[int] = field(default_factory=list)
     texts: list[str | None] = field(default_factory=list)
     gave_up: tuple[int, float] | None = None
-    refused: tuple[int, str] | None = None
 
     def dump(self) -> str:
         """Returns the outcome as the store holds it, in which equal texts are held once."""
         distinct = list(dict.fromkeys(self.texts))
         place = {text: index for index, text in enumerate(distinct)}
         places = [place[text] for text in self.texts]
-        more = [self.gave_up, self.refused]
-        return json.dumps([self.why, self.at_fault, distinct, places, *more])
+        return json.dumps([self.why, self.at_fault, distinct, places, self.gave_up])
 
     @staticmethod
     def load(text: str) -> Outcome:
         """Reads what `dump` returned."""
-        why, at_fault, distinct, places, *more = json.loads(text)
-        return Outcome(why, at_fault, [distinct[place] for place in places], *more)
+        why, at_fault, distinct, places, gave_up = json.loads(text)
+        return Outcome(why, at_fault, [distinct[place] for place in places], gave_up)
 
 
 class SupersededError(RendezvousError):
@@ -302,7 +298,6 @@ class Meeting:
         with contextlib.suppress(Exception):
             earlier = None
             if self._next == 0 and self.endpoint != 0:
-                outcome.refused = (self.endpoint, self._number)
                 self._follow(Wait(linger_s), outcome)
             else:
                 if self._next == 0:
@@ -423,15 +418,15 @@ class Meeting:
             if newest is not None and newest != seen:
                 if seen:  # that id was of an earlier life, whose keys are removed
                     self._store.delete_key(self._key(0, self.endpoint))
+                    self._store.delete_key(self._key(0, REFUSED, self.endpoint))
                     self._store.delete_key(self._key(0))
                 seen = newest
                 self._id, workers, servers = seen.split()
                 unlike = self._unlike(int(workers), int(servers))
-                objection = refusal
-                if unlike:
-                    own = (self.endpoint, self._number)
-                    objection = Outcome(unlike, [self.endpoint], refused=own)
+                objection = Outcome(unlike, [self.endpoint]) if unlike else refusal
                 if objection is not None:
+                    # Endpoint 0 may read the outcome before the number, but never before this.
+                    self._store.set(self._key(0, REFUSED, self.endpoint), self._number)
                     self._decide(objection)
                 self._store.set(self._key(0, self.endpoint), self._number)
             elif outcome is not None:
@@ -541,10 +536,10 @@ class Meeting:
         publish the number of that one here.
         """
         numbers = outcome.texts or [None] * self.endpoints
-        if outcome.refused is not None:
-            endpoint, number = outcome.refused
-            numbers = [*numbers[:endpoint], number, *numbers[endpoint + 1 :]]
-        return [known or self._peek(key) for known, key in zip(numbers, self._keys(), strict=True)]
+        return [
+            known or self._peek(key) or self._peek(self._key(0, REFUSED, endpoint))
+            for endpoint, (known, key) in enumerate(zip(numbers, self._keys(), strict=True))
+        ]
 
     def _raise(self, outcome: Outcome) -> NoReturn:
         self._leave()
@@ -612,6 +607,8 @@ class Meeting:
         for number in itertools.count():
             for endpoint in range(int(workers) + int(servers)):
                 self._store.delete_key(f"{prefix}/{number}/{endpoint}")
+                if not number:
+                    self._store.delete_key(f"{prefix}/0/{REFUSED}/{endpoint}")
             if self._peek(f"{prefix}/{number}") is not None:
                 self._store.delete_key(f"{prefix}/{number}")
             elif number:  # that of number 0 is also removed by those who had followed this id
@@ -628,7 +625,7 @@ class Meeting:
 
 MISSING = "?"
 """Stands for a missing value in compare_set; no value of a meeting equals it."""
-HURRY, FINISHED, LEFT = "hurry", "finished", "left"
+HURRY, FINISHED, LEFT, REFUSED = "hurry", "finished", "left", "refused"
 LINGER_S = 5.0
 """Seconds for which a failed endpoint stays at most, until the others have read of it."""
 ANSWER_S = 1.0
