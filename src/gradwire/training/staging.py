@@ -1,4 +1,4 @@
-"""Staging: a bucket's gradients as flat float32 in host memory, whatever their type and device.
+"""Staging: a bucket's gradients in host memory, flat, whatever their type and device.
 
 float32 on the CPU is used in place, and so are float16 and bfloat16 where nothing but the engine
 reads the values. Otherwise these pass through a float32 copy, without loss on the way in; the
