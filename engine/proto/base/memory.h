@@ -1,9 +1,11 @@
 // Memory counts what an endpoint holds for its peers and decides what its limit still admits.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
-#include "proto/base/spare.h"
+#include "proto/base/kept.h"
 
 namespace gradwire {
 
@@ -19,7 +21,15 @@ struct Memory {
   uint64_t ops = 0;      // reserved by ops
   uint64_t waiting = 0;  // contributions ahead of their turn
   uint64_t early = 0;    // packets and messages of ops that have not started here
-  SpareSums spare = {};  // of ops that are over; beside the limit
+  // Memory of ops that are over, each within `most_kept()`, beside the limit.
+  Kept<float> sums = {};
+  Kept<uint8_t> results = {};
+
+  uint64_t most_kept() const { return std::min<uint64_t>(limit / 8, 64 << 20); }
+  void keep(Zeroed<float> sum, Zeroed<uint8_t> payloads) noexcept {
+    sums.give(std::move(sum), most_kept());
+    results.give(std::move(payloads), most_kept());
+  }
 
   uint64_t held() const { return ops + waiting + early; }
   uint64_t most_early() const { return limit / 8; }

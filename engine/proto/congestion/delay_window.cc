@@ -21,7 +21,7 @@ constexpr double kOwnQueue = 0.75;
 // Below this share of the target the window regains at once what other traffic has taken. It is
 // compared with single batches, which bursts of one sender reach.
 constexpr double kRegainQueue = 1.0 / 3;
-// Up to this share of the target slow start goes on on a long path, and its window may exceed what
+// Up to this share of the target a long path's slow start goes on, and its window may exceed what
 // its rate accounts for. It is less than a short queue, because a round passes before growth shows.
 constexpr double kRampQueue = 0.5;
 bool ramp_queue(Nanos delay, Nanos target) {

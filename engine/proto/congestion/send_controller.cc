@@ -82,7 +82,7 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   if (far_) gain = std::min(gain, 1.0 + kProbeRoom * target / static_cast<double>(far.rtprop));
   rate_ = 0;
   // In slow start the rate of a short path is not known yet: a pace would keep it from showing.
-  if (pacing_ && rate > 0 && (far_ || !window_.ramps()))
+  if (pacing_ && rate > 0 && (far_ || !window_.ramps() || throttled()))
     rate_ = breaker_.factor() * std::max(stretch * gain * rate, unproven);
   led_by_receiver_ = false;
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));

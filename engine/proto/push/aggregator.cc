@@ -15,7 +15,7 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       workers_(workers),
       self_(self),
       own_priorities_(priorities),
-      sum_(plan, grid, shard, own, memory.spare),
+      sum_(plan, grid, shard, own, memory),
       rule_(plan, grid, shard, workers),
       contributors_(shard.size()),
       decided_(shard.size()),

@@ -9,16 +9,16 @@
 namespace gradwire {
 
 ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                   codec::Elements own, SpareSums& spare)
+                   codec::Elements own, Memory& memory)
     : plan_(plan),
       grid_(grid),
       begin_(shard.begin),
       own_(own),
-      spare_(spare),
+      memory_(memory),
       encodes_(!plan.result_format().plain()) {
   // A sum begins with a whole contribution, so that only errors have to be zero before.
   const size_t elements = grid.offset[shard.end] - grid.offset[shard.begin];
-  sum_ = keeps_error() ? Zeroed<float>(elements) : spare_.sums.take(elements);
+  sum_ = keeps_error() ? Zeroed<float>(elements) : memory_.sums.take(elements);
   if (!plan.format.plain()) {
     decoded_.resize(grid.chunk_elements);
     own_values_.resize(grid.chunk_elements);
@@ -31,7 +31,7 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
     result_at_.push_back(at);
     at += plan.format.bytes(grid.length(c));
   }
-  results_ = spare_.results.take(at);
+  results_ = memory_.results.take(at);
 }
 
 const float* ShardSum::own(uint32_t local) {

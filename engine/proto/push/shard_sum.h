@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "codec/elements.h"
-#include "proto/base/spare.h"
+#include "proto/base/memory.h"
 #include "proto/base/zeroed.h"
 #include "proto/plan/grid.h"
 #include "proto/plan/plan.h"
@@ -16,14 +16,11 @@ namespace gradwire {
 
 class ShardSum {
  public:
-  // `own`: the values of the worker in this process, of the whole op; none at a server. `spare`
+  // `own`: the values of the worker in this process, of the whole op; none at a server. `memory`
   // outlives this.
   ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, codec::Elements own,
-           SpareSums& spare);
-  ~ShardSum() {
-    spare_.sums.give(std::move(sum_));
-    spare_.results.give(std::move(results_));
-  }
+           Memory& memory);
+  ~ShardSum() { memory_.keep(std::move(sum_), std::move(results_)); }
   ShardSum(const ShardSum&) = delete;
   ShardSum& operator=(const ShardSum&) = delete;
 
@@ -64,7 +61,7 @@ class ShardSum {
   const Grid& grid_;
   uint32_t begin_;
   codec::Elements own_;
-  SpareSums& spare_;
+  Memory& memory_;
   bool encodes_;  // results are encoded
   // By element of the shard: the sum; after a result was encoded, the encoding's error.
   Zeroed<float> sum_;

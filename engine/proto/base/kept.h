@@ -1,10 +1,12 @@
-// Spare keeps memory that an op is done with for the next op of the same size. Fresh memory costs
-// its clearing, which took a fifth of the time of large sums.
+// Kept is memory of ops that are over, for the next op of the same size. Fresh memory costs its
+// clearing.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <new>
 #include <utility>
 
 #include "proto/base/zeroed.h"
@@ -12,7 +14,7 @@
 namespace gradwire {
 
 template <class T>
-class Spare {
+class Kept {
  public:
   // Memory of this size, with old values in it.
   Zeroed<T> take(size_t count) {
@@ -23,26 +25,24 @@ class Spare {
     held_ -= count * sizeof(T);
     return found;
   }
-  void give(Zeroed<T> memory) {
+  // Keeps memory for `take`. `most`: bytes in all; the oldest goes.
+  void give(Zeroed<T> memory, uint64_t most) noexcept {
     const size_t bytes = memory.size() * sizeof(T);
-    if (bytes < kLeast || bytes > kMost) return;
+    if (bytes < kLeast || bytes > most) return;
+    try {
+      kept_.push_back(std::move(memory));
+    } catch (const std::bad_alloc&) {
+      return;
+    }
     held_ += bytes;
-    kept_.push_back(std::move(memory));
-    for (; held_ > kMost; kept_.pop_front()) held_ -= kept_.front().size() * sizeof(T);
+    for (; held_ > most; kept_.pop_front()) held_ -= kept_.front().size() * sizeof(T);
   }
 
  private:
   static constexpr size_t kLeast = 256 << 10;  // bytes; the allocator keeps smaller memory itself
-  static constexpr size_t kMost = 64 << 20;    // bytes in all; the oldest goes
 
   std::deque<Zeroed<T>> kept_;
-  size_t held_ = 0;  // bytes
-};
-
-// The memory of sums and of encoded results.
-struct SpareSums {
-  Spare<float> sums;
-  Spare<uint8_t> results;
+  uint64_t held_ = 0;  // bytes
 };
 
 }  // namespace gradwire
