@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -420,16 +421,16 @@ def test_the_next_meeting_may_begin_before_all_have_read_the_last_outcome() -> N
 class Releasing:
     """A store as endpoint 0 uses it that ends the hold-up of another one as its owner leaves."""
 
-    def __init__(self, store: Any, held: Held) -> None:
+    def __init__(self, store: Any, release: Callable[[], None]) -> None:
         self._store = store
-        self._held = held
+        self._release = release
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def add(self, key: str, amount: int) -> int:
         if key.endswith("/left"):
-            self._held.released.set()
+            self._release()
         number: int = self._store.add(key, amount)
         return number
 
@@ -446,7 +447,7 @@ def test_the_next_meeting_may_fail_before_all_have_read_the_last_outcome() -> No
             with pytest.raises(RendezvousError, match="no such table"):
                 meeting(own, rank, workers=2).exchange("third")
         else:
-            failing = meeting(Releasing(store, held), rank, workers=2)
+            failing = meeting(Releasing(store, held.released.set), rank, workers=2)
             failing.tell_failure(ConfigError("no such table"))
         return texts
 
@@ -470,31 +471,15 @@ class Late:
         return self._store.set(key, value)
 
 
-class Leaving:
-    """A store as endpoint 0 uses it that lets a late number arrive soon after its owner leaves."""
-
-    def __init__(self, store: Any, late: Late) -> None:
-        self._store = store
-        self._late = late
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def add(self, key: str, amount: int) -> int:
-        if key.endswith("/left"):
-            threading.Timer(0.1, self._late.released.set).start()
-        number: int = self._store.add(key, amount)
-        return number
-
-
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_failure_is_told_once_though_its_teller_is_slow(world: int) -> None:
     """As when all but rank 0 refuse an attachment, and all attach again at once."""
     store = dist.HashStore()
     late = Late(store, world - 1)
+    first = Releasing(store, lambda: threading.Timer(0.1, late.released.set).start())
 
     def join(rank: int) -> list[str]:
-        own: Any = {0: Leaving(store, late), world - 1: late}.get(rank, store)
+        own: Any = {0: first, world - 1: late}.get(rank, store)
         if rank:
             meeting(own, rank, workers=world).tell_failure(ConfigError("no such table"))
         else:
