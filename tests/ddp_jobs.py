@@ -87,6 +87,15 @@ def average_of(local: torch.Tensor) -> torch.Tensor:
     return total * torch.tensor(1.0 / len(everybody), dtype=torch.float32)
 
 
+def average_gradients(net: nn.Module, tokens: torch.Tensor) -> None:
+    """Sets a transformer's gradients to the rank-order average of what all ranks compute."""
+    net.zero_grad()
+    loss_of(net, tokens).backward()
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        parameter.grad = average_of(parameter.grad)
+
+
 def local_gradients(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     net.zero_grad()
     net(x).float().square().mean().backward()

@@ -10,7 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from ddp_jobs import Transformer, average_of, fingerprint, loss_of, sentence
+from ddp_jobs import Transformer, average_gradients, fingerprint, loss_of, sentence
 from ranks import Ranks
 
 
@@ -28,11 +28,7 @@ def trains(rank: int, world: int, sharded: bool) -> bytes:
     first = loss_of(twin, sentence(0, 0)).item()
     for step in range(50):
         tokens = sentence(rank, step)
-        theirs.zero_grad()
-        loss_of(twin, tokens).backward()
-        for parameter in twin.parameters():
-            assert parameter.grad is not None
-            parameter.grad = average_of(parameter.grad)
+        average_gradients(twin, tokens)
         ours.zero_grad()
         loss_of(ddp, tokens).backward()
         theirs.step()

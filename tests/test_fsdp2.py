@@ -18,7 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from ddp_jobs import Transformer, average_of, batch, loss_of, sentence, set_drop
+from ddp_jobs import (
+    Transformer,
+    average_gradients,
+    average_of,
+    batch,
+    loss_of,
+    sentence,
+    set_drop,
+)
 from ranks import Failed, Ranks
 
 pytestmark = pytest.mark.skipif(
@@ -95,11 +103,7 @@ def trains(rank: int, world: int, steps: int) -> None:
     theirs = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
     for step in range(steps):
         tokens = sentence(rank, step)
-        theirs.zero_grad()
-        loss_of(twin, tokens).backward()
-        for parameter in twin.parameters():
-            assert parameter.grad is not None
-            parameter.grad = average_of(parameter.grad)
+        average_gradients(twin, tokens)
         ours.zero_grad()
         loss_of(net, tokens).backward()
         theirs.step()
