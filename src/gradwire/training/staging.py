@@ -91,7 +91,7 @@ class Stage(ABC):
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """Makes a new future for `deliver`."""
-        return torch.futures.Future()
+        return _future(self.buffer)
 
     @abstractmethod
     def host(self) -> NDArray[Any]:
@@ -165,7 +165,7 @@ class StagePool:
         self, index: int, buffer: torch.Tensor, encode: Encode | None, in_place: bool
     ) -> Stage:
         if not buffer.numel():
-            return _EmptyStage(buffer)
+            return _DirectStage(buffer)
         if buffer.dtype not in DTYPES:
             allowed = ", ".join(str(dtype) for dtype in DTYPES)
             raise ConfigError.about(
@@ -220,7 +220,7 @@ class StagePool:
 
 
 class _DirectStage(Stage):
-    """A float32 bucket on the CPU, which is used in place."""
+    """A float32 bucket on the CPU, which is used in place, or one without elements anywhere."""
 
     def host(self) -> NDArray[np.float32]:
         memory: NDArray[np.float32] = self.buffer.detach().numpy()
@@ -244,13 +244,6 @@ class _NarrowStage(_DirectStage):
     @property
     def values(self) -> torch.Tensor:
         return self.buffer
-
-
-class _EmptyStage(_DirectStage):
-    """A bucket without elements, on any device."""
-
-    def future(self) -> torch.futures.Future[torch.Tensor]:
-        return _future(self.buffer)
 
 
 class _CopyStage(Stage):
@@ -318,9 +311,6 @@ class _CudaStage(Stage):
             buffer.record_stream(stream)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(stream)
-
-    def future(self) -> torch.futures.Future[torch.Tensor]:
-        return torch.futures.Future(devices=[self.buffer.device])
 
     def behind(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)
