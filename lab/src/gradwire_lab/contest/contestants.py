@@ -48,7 +48,7 @@ class Contestant(Protocol):
         """Check the result of a round.
 
         Args:
-            buffer: the buffer as `run_round` left it.
+            buffer: the buffer as `run_round` left it, or a part of it.
             inputs: the value that each rank's buffer was filled with.
 
         Raises:
