@@ -42,7 +42,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "command": ("run", "report", "scenario", "contest", "network"),
         "demo": ("report", "training", "contest", "network"),
         "study": ("run", "training", "contest", "network"),
-        "bench": ("study", "report", "contest", "network"),
+        "bench": ("study", "report", "contest", "network", "training"),
         "": (),
     },
 }

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.cases import Case, cases
+from gradwire_lab.bench.encodings import NETWORKS as QUIET
+from gradwire_lab.bench.encodings import run_encodings
 from gradwire_lab.bench.fsdp import run_fsdp
 from gradwire_lab.bench.host_ranks import run_host_ranks
 from gradwire_lab.bench.net import run_case
@@ -164,6 +166,45 @@ def _print_fsdp(result: dict[str, Any]) -> None:
             f"{found['exceeded_steps']} steps reported beyond a bound and "
             f"{found['beyond_bound']} regions unreported, "
             f"replicas {'identical' if found['identical'] else 'DIFFER'}"
+        )
+
+
+@app.command()
+def encodings(
+    network: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(QUIET)}; may be given again")
+    ] = None,
+    before: Annotated[int, typer.Option(min=1, help='steps of "adaptive" that come before')] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="timed steps of each contestant")] = 60,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Train on quiet networks by policy "adaptive", beside fixed encodings and Gloo."""
+    for name in network or ():
+        if name not in QUIET:
+            raise typer.BadParameter(f"--network {name}: {', '.join(QUIET)}")
+    _need_network()
+    results = []
+    for name in network or QUIET:
+        with Console(stderr=True).status(name) as status:
+            results.append(run_encodings(name, before, steps, progress=status.update))
+        if not as_json:
+            _print_encodings(results[-1])
+    if as_json:
+        print(json.dumps(results))
+
+
+def _print_encodings(result: dict[str, Any]) -> None:
+    before = result["before"]
+    print(
+        f"{result['network']['name']}, {result['parameters'] / 1e6:.2f} million parameters: "
+        f"adaptive takes {result['over_best']:.3f} of the best fixed encoding after "
+        f"{before['steps']} steps, which had a median of {before['median'] * 1e3:.0f} ms"
+    )
+    for name, found in result["contestants"].items():
+        shares = ", ".join(f"{share} in {steps}" for share, steps in found["encoded"].items())
+        print(
+            f"{name}: {found['steps']} steps, median {found['median'] * 1e3:.1f} ms, "
+            f"p90 {found['p90'] * 1e3:.1f} ms, share of the bytes {shares}"
         )
 
 

@@ -24,18 +24,19 @@ OFFLOADS = {"on": (True, True), "off": (False, True), "tso": (True, False)}
 """Whether trains pass whole, and whether those of UDP do."""
 
 
-def _port(name: str, rate: int, queue: int) -> Preset:
+def port(name: str, rate: int, queue: int) -> Preset:
+    """Return the preset of ports with a rate in bits per second and a queue in bytes."""
     bucket = max(round(rate * _BUCKET_SECONDS / 8), 72 * KIB)
     return Preset(name, rate, queue, bucket, offloads=True)
 
 
 NETWORKS = {
-    port.name: port
-    for port in (
-        _port("unshaped", 0, 16 * _MIB),
-        _port("10g", 10_000_000_000, 2 * _MIB),
-        _port("5g", 5_000_000_000, _MIB),
-        _port("1g", 1_000_000_000, 256 * KIB),
+    preset.name: preset
+    for preset in (
+        port("unshaped", 0, 16 * _MIB),
+        port("10g", 10_000_000_000, 2 * _MIB),
+        port("5g", 5_000_000_000, _MIB),
+        port("1g", 1_000_000_000, 256 * KIB),
     )
 }
 
