@@ -158,6 +158,36 @@ def test_halves_are_rounded_as_ieee_754_does(values: Array) -> None:
     assert np.isnan(payload[~numbers]).all()
 
 
+@pytest.mark.parametrize(("encoding", "prefix"), [("half", 0), ("f16", 2), ("bf16", 0)])
+def test_values_are_coded_alike_alone_and_in_blocks(encoding: str, prefix: int) -> None:
+    """Blocks of eight take another way than the rest of a chunk, where the processor has one."""
+    seed = 20_26
+    random = np.random.default_rng(seed)
+    bits = random.integers(0, 1 << 32, 4096, dtype=np.uint32)
+    bits[:8] = [
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        0x7F800001,
+        0xFFFFFFFF,
+        0x477FF000,
+        0x33000001,
+        1,
+    ]
+    values = bits.view(np.float32)
+    if encoding == "f16":  # its shift follows the largest value, so each chunk gets the same one
+        values = np.where(np.abs(values) < 2.0**15, values, np.float32(2.0**14))
+    fixed = np.float32([2.0**14])
+    whole = _engine.encode_chunk(np.concatenate([fixed, values]), encoding)
+    codes = np.frombuffer(whole[prefix:], np.uint16)[1:]
+    back = _engine.decode_chunk(whole, len(values) + 1, encoding)[1:]
+    for at, value in enumerate(values):
+        alone = _engine.encode_chunk(np.concatenate([fixed, [value]]), encoding)
+        assert codes[at] == np.frombuffer(alone[prefix:], np.uint16)[1], (seed, hex(bits[at]))
+        again = _engine.decode_chunk(alone, 2, encoding)[1:]
+        assert again.view(np.uint32)[0] == back[at : at + 1].view(np.uint32)[0], (seed, at)
+
+
 @pytest.mark.parametrize("encoding", ["half", "bf16"])
 def test_all_numbers_of_a_type_of_two_bytes_pass_unchanged(encoding: str) -> None:
     codes = np.concatenate([np.arange(0x8000, dtype=np.uint16), [np.uint16(0xFC00)]])
