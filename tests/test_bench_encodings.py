@@ -12,6 +12,7 @@ from gradwire_lab.bench import app
 
 @pytest.mark.slow
 @pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
 def test_contestants_train_in_the_encodings_that_they_are_named_by() -> None:
     command = ["encodings", "--network", "1g", "--before", "2", "--steps", "1", "--json"]
     ran = CliRunner().invoke(app, command)

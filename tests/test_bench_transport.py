@@ -96,3 +96,14 @@ def test_ports_without_a_rate_have_no_queue_that_counts() -> None:
 def test_ports_without_a_rate_allow_no_cross_traffic() -> None:
     with pytest.raises(ValueError, match="rate"):
         Network(2, NETWORKS["unshaped"], extra_hosts=1)
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
+def test_bfloats_of_the_same_memory_are_summed_beside_gloo() -> None:
+    command = ["transport", "--network", "unshaped", "--ranks", "2", "--size", "64"]
+    command += ["--contestant", "bf16", "--contestant", "gloo bf16", "--blocks", "1", "--json"]
+    ran = CliRunner().invoke(app, command)  # the contestants check their sums
+    assert ran.exit_code == 0, ran.output
+    (cell,) = json.loads(ran.stdout)
+    assert set(cell["contestants"]) == {"gloo", "gloo bf16", "bf16"}

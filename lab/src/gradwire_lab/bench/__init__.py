@@ -17,6 +17,8 @@ from gradwire_lab.bench.fsdp import run_fsdp
 from gradwire_lab.bench.host_ranks import run_host_ranks
 from gradwire_lab.bench.net import run_case
 from gradwire_lab.bench.replicas import run_replicas
+from gradwire_lab.bench.start import NETWORKS as STARTS
+from gradwire_lab.bench.start import run_start
 from gradwire_lab.bench.transport_command import transport
 from gradwire_lab.bench.wires import wires
 from gradwire_lab.study.command import accuracy
@@ -37,6 +39,10 @@ def net(
     network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
     case: Annotated[str, typer.Option(help="exact, bursts, push, or all")] = "all",
     rounds: Annotated[int, typer.Option(help="rounds of each contestant (0: the case's own)")] = 0,
+    rhythm: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="of the bursts: milliseconds of each, and from one to the next"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="write all rounds as JSON there")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
@@ -46,6 +52,11 @@ def net(
     known = cases(network)
     if case != "all" and case not in known:
         raise typer.BadParameter(f"--case {case}: {', '.join(known)} or all")
+    if rhythm is not None:
+        if not 0 < rhythm[0] <= rhythm[1]:
+            why = f"{rhythm[0]:g} {rhythm[1]:g}: positive, and no longer than from one to the next"
+            raise typer.BadParameter(why, param_hint="--rhythm")
+        known = {name: row.with_rhythm(*rhythm) for name, row in known.items()}
     _need_network()
     if out is not None:
         try:
@@ -167,6 +178,34 @@ def _print_fsdp(result: dict[str, Any]) -> None:
             f"{found['beyond_bound']} regions unreported, "
             f"replicas {'identical' if found['identical'] else 'DIFFER'}"
         )
+
+
+@app.command()
+def start(
+    network: Annotated[str, typer.Option(help=", ".join(STARTS))] = "A",
+    ranks: Annotated[int, typer.Option(min=2, help="number of ranks")] = 4,
+    size: Annotated[float, typer.Option(help="KiB of each rank's buffer")] = 8192.0,
+    jobs: Annotated[int, typer.Option(min=1, help="jobs that start")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Start jobs, and compare the third sum of each with its late ones."""
+    if network not in STARTS:
+        raise typer.BadParameter(f"--network {network}: {', '.join(STARTS)}")
+    if (elements := int(size * 256)) < 1:
+        raise typer.BadParameter(f"--size {size:g}: at least one float32 element")
+    _need_network()
+    with Console(stderr=True).status(network) as status:
+        result = run_start(network, ranks, elements * 4, jobs, progress=status.update)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for job in result["jobs"]:
+        print(
+            f"first {job['first'] * 1e3:.1f} ms, third {job['third'] * 1e3:.1f} ms, "
+            f"30th to 40th {job['late'] * 1e3:.1f} ms, third over these "
+            f"{job['third_over_late']:.2f}, {job['packets_lost_at_ports']} packets lost"
+        )
+    print(f"third over late, median of {jobs} jobs: {result['third_over_late']:.2f}")
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradwire_lab.contest.race import GLOO, Entry, tcp_push
 from gradwire_lab.network.presets import BURSTS, NETWORKS, Burst, Preset
@@ -34,6 +34,12 @@ class Case:
     push: bool = False
     bursts: Burst | None = None
     rounds: int = 100
+
+    def with_rhythm(self, on: float, period: float) -> Case:
+        """Return the case with bursts of another length and period, in milliseconds."""
+        if self.bursts is None:
+            return self
+        return replace(self, bursts=replace(self.bursts, on=on / 1e3, period=period / 1e3))
 
 
 def gradwire_all_reduce(name: str, **options: object) -> Entry:

@@ -34,7 +34,7 @@ def run_ground(
 
     Args:
         ground: the network, the ranks and the sizes.
-        names: the contestants beside Gloo; all if empty.
+        names: see `contestants`.
         blocks: turns of each contestant.
         progress: a function that is called with a line of text at each turn.
         profile: a folder for a profile of each contestant's turns, by ``perf``.
@@ -46,11 +46,7 @@ def run_ground(
         LabUnavailable: this machine cannot make namespaces.
         RankError: a contestant failed.
     """
-    entries = [
-        entry
-        for entry in contestants(ground.network)
-        if not names or entry is GLOO or entry.name in names
-    ]
+    entries = contestants(ground.network, names)
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(ground.ranks, ground.network))
         race = Race(network, entries, max(ground.sizes), round_seconds=_ROUND_SECONDS)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.transport_grid import (
+    BFLOATS,
     NETWORKS,
     OFFLOADS,
     RANKS,
@@ -130,7 +131,7 @@ def _chosen(
 
 
 def _check_contestants(names: list[str]) -> None:
-    known = [entry.name for entry in contestants(NETWORKS["unshaped"])]
+    known = [entry.name for entry in contestants(NETWORKS["unshaped"])] + list(BFLOATS)
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"--contestant {name}: {', '.join(known)}")

@@ -18,6 +18,9 @@ _TURN_SECONDS = 0.3
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 40
 _ADAPTIVE_BYTES = _MIB
 
+BFLOATS = ("gloo bf16", "bf16")
+"""The contestants that take a buffer's memory as bfloat16, so that its bytes stay the same."""
+
 SIZES = tuple(KIB * 4**power for power in range(9))
 RANKS = (2, 4, 8)
 OFFLOADS = {"on": (True, True), "off": (False, True), "tso": (True, False)}
@@ -100,10 +103,15 @@ def quick_grounds(offloads: str) -> list[Ground]:
     return found + grounds(["10g", "5g", "1g"], [4], shaped, offloads)
 
 
-def contestants(network: Preset) -> tuple[Entry, ...]:
-    """Return all contestants, Gloo first."""
+def contestants(network: Preset, names: Collection[str] = ()) -> tuple[Entry, ...]:
+    """Return the contestants, Gloo first.
+
+    Args:
+        network: the network.
+        names: those beside Gloo; all but `BFLOATS` if empty.
+    """
     queue = network.queue if network.rate else 0
-    return (
+    every = (
         GLOO,
         Entry("gloo f16", f"{_CONTESTANTS}.contestants:GlooAllReduce", {"half": True}),
         gradwire_all_reduce("exact"),
@@ -111,7 +119,12 @@ def contestants(network: Preset) -> tuple[Entry, ...]:
         gradwire_all_reduce("int8", encoding="int8"),
         Entry("adaptive", f"{_CONTESTANTS}.gradwire_contestants:GradwireAdaptive"),
         Entry("floor", f"{_CONTESTANTS}.floor:Floor", {"queue": queue}),
+        Entry("gloo bf16", f"{_CONTESTANTS}.contestants:GlooAllReduce", {"bfloats": True}),
+        gradwire_all_reduce("bf16", bfloats=True),
     )
+    if names:
+        return tuple(entry for entry in every if entry is GLOO or entry.name in names)
+    return tuple(entry for entry in every if entry.name not in BFLOATS)
 
 
 def takes_part(name: str, size: int) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # torch's stubs lack torch.distributed.Store
 
 _TIMEOUT = timedelta(seconds=120)
 _READ_BYTES = 1 << 20
+_UPPER_HALVES = slice(1, None, 2)
 
 
 class Contestant(Protocol):
@@ -62,21 +63,38 @@ class Contestant(Protocol):
         """Let go of everything."""
 
 
+def as_bfloats(buffer: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a float32 buffer as bfloat16."""
+    return buffer.view(torch.bfloat16)
+
+
+def upper_halves(buffer: torch.Tensor) -> torch.Tensor:
+    """Return the bfloat16 that were the upper halves of float32, as float32; the rest are 0."""
+    return as_bfloats(buffer)[_UPPER_HALVES].float()
+
+
 class GlooAllReduce:
     """This contestant is an all-reduce by PyTorch's Gloo over TCP."""
 
     _group: Any
 
-    def __init__(self, timeout_s: float = _TIMEOUT.total_seconds(), half: bool = False) -> None:
+    def __init__(
+        self,
+        timeout_s: float = _TIMEOUT.total_seconds(),
+        half: bool = False,
+        bfloats: bool = False,
+    ) -> None:
         """Choose how it sums.
 
         Args:
             timeout_s: how long connecting or one sum may take.
             half: whether values travel and are summed as float16, as torch's
                 ``fp16_compress_hook`` lets them.
+            bfloats: whether the buffer's memory is taken as bfloat16, which are twice as many.
         """
         self._timeout = timedelta(seconds=timeout_s)
         self._half = half
+        self._bfloats = bfloats
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Connect to the other ranks over the interface in ``GLOO_SOCKET_IFNAME``."""
@@ -85,7 +103,7 @@ class GlooAllReduce:
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all ranks."""
         if not self._half:
-            self._group.allreduce([buffer]).wait()
+            self._group.allreduce([as_bfloats(buffer) if self._bfloats else buffer]).wait()
             return
         short = buffer.to(torch.float16)
         self._group.allreduce([short]).wait()
@@ -94,6 +112,8 @@ class GlooAllReduce:
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check that every element is the exact sum."""
         expected = sum(inputs.values())
+        if self._bfloats:
+            buffer = upper_halves(buffer)
         if not bool((buffer == expected).all()):
             raise ValueError(f"gloo: the sum is not {expected} everywhere")
 

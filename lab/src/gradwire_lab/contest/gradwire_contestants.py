@@ -14,6 +14,7 @@ from gradwire.core.plan import BY_BOUND, CloseStep, Region, TransferPlan, Transf
 from gradwire.core.settings import Settings
 from gradwire.training.hook import HookState
 from gradwire.transport.communicator import Communicator
+from gradwire_lab.contest.contestants import as_bfloats, upper_halves
 from gradwire_lab.contest.only_bucket import OnlyBucket
 from gradwire_lab.contest.serving import ServerThread
 
@@ -84,8 +85,10 @@ class GradwireAllReduce:
         spend: str = "nothing",
         pull: str = "exact",
         encoding: str = "f32",
+        bfloats: bool = False,
     ) -> None:
-        """Choose the plan: see `make_plan`."""
+        """Choose the plan, see `make_plan`, or take the buffer's memory as bfloat16."""
+        self._bfloats = bfloats
         self._bound, self._spend, self._pull = bound, spend, pull
         self._encoding = encoding
         self._delivered: list[float] = []
@@ -100,6 +103,11 @@ class GradwireAllReduce:
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all ranks."""
         assert self._rounds is not None
+        if self._bfloats:
+            self._rounds.run(
+                as_bfloats(buffer), TransferPlan.whole(2 * buffer.numel(), encoding="bf16")
+            )
+            return
         plan = make_plan(
             buffer.numel(), self._bound, self._spend, self._pull, self._rounds.step, self._encoding
         )
@@ -108,6 +116,8 @@ class GradwireAllReduce:
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check the exact sum, or that each element is the sum of some contributions."""
         total = sum(inputs.values())
+        if self._bfloats:
+            buffer = upper_halves(buffer)
         if self._encoding != "f32":
             if not bool(((buffer - total).abs() <= _ENCODING_ERROR * total).all()):
                 raise ValueError(f"gradwire {self._encoding}: the sum is not about {total}")
