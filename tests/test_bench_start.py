@@ -13,8 +13,20 @@ from gradwire_lab.bench import app
 @pytest.mark.slow
 @pytest.mark.netns
 @pytest.mark.usefixtures("namespaces")
-def test_each_job_starts_afresh() -> None:
-    command = ["start", "--network", "1g", "--ranks", "2", "--size", "256", "--jobs", "2", "--json"]
+@pytest.mark.parametrize("network", ["1g", "unshaped"])
+def test_each_job_starts_afresh(network: str) -> None:
+    command = [
+        "start",
+        "--network",
+        network,
+        "--ranks",
+        "2",
+        "--size",
+        "256",
+        "--jobs",
+        "2",
+        "--json",
+    ]
     ran = CliRunner().invoke(app, command)
     assert ran.exit_code == 0, ran.output
     result = json.loads(ran.stdout)

@@ -236,8 +236,8 @@ def _print_encodings(result: dict[str, Any]) -> None:
     before = result["before"]
     print(
         f"{result['network']['name']}, {result['parameters'] / 1e6:.2f} million parameters: "
-        f"adaptive takes {result['over_best']:.3f} of the best fixed encoding after "
-        f"{before['steps']} steps, which had a median of {before['median'] * 1e3:.0f} ms"
+        f"adaptive takes {result['over_best']:.3f} of {result['best']}, the best fixed encoding, "
+        f"after {before['steps']} steps, which had a median of {before['median'] * 1e3:.0f} ms"
     )
     for name, found in result["contestants"].items():
         shares = ", ".join(f"{share} in {steps}" for share, steps in found["encoded"].items())
