@@ -469,7 +469,7 @@ def test_without_namespaces_the_rows_over_a_kernel_network_are_left_out(
     assert places == {"virtual"}
 
 
-@pytest.mark.parametrize("bench", [["net"], ["replicas"], ["encodings"]])
+@pytest.mark.parametrize("bench", [["net"], ["replicas"], ["encodings"], ["start"]])
 def test_a_bench_of_networks_needs_one(bench: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "probe", lambda: "no rights")
     ran = CliRunner().invoke(app, bench)

@@ -75,8 +75,9 @@ inline float from_half(uint16_t half, float factor) {
 }
 
 #if defined(GRADWIRE_F16C)
-// The processor's conversions yield the same bits as to_half() and from_half(), several times as
-// fast. Both convert blocks of eight and return the number of elements that they have converted.
+// The processor's conversions are faster than to_half() and from_half(), and yield the same bits
+// where subnormal floats are not flushed. Both convert blocks of eight and return the number of
+// elements that they have converted.
 
 bool has_f16c() {
   unsigned a = 0;

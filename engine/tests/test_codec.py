@@ -188,6 +188,29 @@ def test_values_are_coded_alike_alone_and_in_blocks(encoding: str, prefix: int) 
         assert again.view(np.uint32)[0] == back[at : at + 1].view(np.uint32)[0], (seed, at)
 
 
+def test_largest_floats_stay_finite_in_blocks() -> None:
+    back = there_and_back(np.full(17, F32_MAX, np.float32), "f16")
+    assert np.isfinite(back).all()
+    assert (back == back[16]).all()  # the last one is in no block
+
+
+def test_codes_of_halves_are_decoded_alike_alone_and_in_blocks() -> None:
+    """Those of signalling NaNs, too, which no encoder writes."""
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    payload = codes.tobytes()
+    whole = np.concatenate(
+        [
+            _engine.decode_chunk(payload[at : at + 1024], 512, "half").view(np.uint32)
+            for at in range(0, len(payload), 1024)
+        ]
+    )
+    alone = [
+        _engine.decode_chunk(payload[at : at + 2], 1, "half").view(np.uint32)[0]
+        for at in range(0, len(payload), 2)
+    ]
+    np.testing.assert_array_equal(whole, alone)
+
+
 @pytest.mark.parametrize("encoding", ["half", "bf16"])
 def test_all_numbers_of_a_type_of_two_bytes_pass_unchanged(encoding: str) -> None:
     codes = np.concatenate([np.arange(0x8000, dtype=np.uint16), [np.uint16(0xFC00)]])

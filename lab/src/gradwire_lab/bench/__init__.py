@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,9 +54,11 @@ def net(
     if case != "all" and case not in known:
         raise typer.BadParameter(f"--case {case}: {', '.join(known)} or all")
     if rhythm is not None:
-        if not 0 < rhythm[0] <= rhythm[1]:
+        if not 0 < rhythm[0] <= rhythm[1] < math.inf:
             why = f"{rhythm[0]:g} {rhythm[1]:g}: positive, and no longer than from one to the next"
             raise typer.BadParameter(why, param_hint="--rhythm")
+        if case not in ("bursts", "all"):
+            raise typer.BadParameter(f"--rhythm: case {case} has no bursts; --case bursts has")
         known = {name: row.with_rhythm(*rhythm) for name, row in known.items()}
     _need_network()
     if out is not None:
@@ -183,7 +186,7 @@ def _print_fsdp(result: dict[str, Any]) -> None:
 @app.command()
 def start(
     network: Annotated[str, typer.Option(help=", ".join(STARTS))] = "A",
-    ranks: Annotated[int, typer.Option(min=2, help="number of ranks")] = 4,
+    ranks: Annotated[int, typer.Option(min=2, max=64, help="number of ranks")] = 4,
     size: Annotated[float, typer.Option(help="KiB of each rank's buffer")] = 8192.0,
     jobs: Annotated[int, typer.Option(min=1, help="jobs that start")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
@@ -191,7 +194,7 @@ def start(
     """Start jobs, and compare the third sum of each with its late ones."""
     if network not in STARTS:
         raise typer.BadParameter(f"--network {network}: {', '.join(STARTS)}")
-    if (elements := int(size * 256)) < 1:
+    if not math.isfinite(size) or (elements := int(size * 256)) < 1:
         raise typer.BadParameter(f"--size {size:g}: at least one float32 element")
     _need_network()
     with Console(stderr=True).status(network) as status:

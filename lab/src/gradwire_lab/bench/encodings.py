@@ -82,13 +82,13 @@ def run_encodings(
         ]
         worker = "gradwire_lab.bench.encodings_worker"
         ranks = stack.enter_context(crew.start(net.spawn, worker, configs, HOSTS))
-        deadline = time.monotonic() + TIMEOUT
-        parameters = ranks.gather(deadline)[0]["parameters"]
+        parameters = ranks.gather(time.monotonic() + TIMEOUT)[0]["parameters"]
 
         def turn(name: str, count: int, warm_up: int) -> None:
             if progress is not None:
                 progress(f"{network}: {name}")
             start = time.monotonic() + _LEAD_SECONDS
+            deadline = start + TIMEOUT
             found = join(_train(ranks, name, count + warm_up, start, deadline, warm_up), 0, start)
             steps = [step for step in found if step.timed]
             seconds[name].append([step.took for step in steps])
@@ -100,7 +100,7 @@ def run_encodings(
         for done in range(0, timed_steps, block):
             for entry in ENTRIES:
                 turn(entry.name, min(block, timed_steps - done), _WARM_UP)
-        ranks.ask({"command": "close"}, deadline)
+        ranks.ask({"command": "close"}, time.monotonic() + TIMEOUT)
     timed = {name: list(itertools.chain(*turns)) for name, turns in seconds.items()}
     medians = {name: percentile(each, 50) for name, each in timed.items()}
     turns = {name: [statistics.median(turn) for turn in each] for name, each in seconds.items()}

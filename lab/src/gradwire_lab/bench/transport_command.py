@@ -54,7 +54,8 @@ def transport(
         ),
     ] = "on",
     contestant: Annotated[
-        list[str] | None, typer.Option(help="beside Gloo; may be given again [all]")
+        list[str] | None,
+        typer.Option(help="beside Gloo; may be given again [all but bf16 and gloo bf16]"),
     ] = None,
     blocks: Annotated[int, typer.Option(min=1, help="turns of each contestant")] = 5,
     quick: Annotated[

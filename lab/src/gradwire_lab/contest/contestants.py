@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # torch's stubs lack torch.distributed.Store
 
 _TIMEOUT = timedelta(seconds=120)
 _READ_BYTES = 1 << 20
-_UPPER_HALVES = slice(1, None, 2)
+_LOWER_HALVES, _UPPER_HALVES = slice(0, None, 2), slice(1, None, 2)
 
 
 class Contestant(Protocol):
@@ -69,8 +69,15 @@ def as_bfloats(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def upper_halves(buffer: torch.Tensor) -> torch.Tensor:
-    """Return the bfloat16 that were the upper halves of float32, as float32; the rest are 0."""
-    return as_bfloats(buffer)[_UPPER_HALVES].float()
+    """Return the bfloat16 that were the upper halves of float32, as float32.
+
+    Raises:
+        ValueError: one that was a lower half, and 0 on all ranks, is not 0.
+    """
+    values = as_bfloats(buffer)
+    if bool(values[_LOWER_HALVES].any()):
+        raise ValueError("bfloat16: the sum of zeros is not 0 everywhere")
+    return values[_UPPER_HALVES].float()
 
 
 class GlooAllReduce:

@@ -71,9 +71,8 @@ class Worker:
         with self._usage.aside():
             if verify:
                 inputs = {rank: float(rank + 1) for rank in range(self._world)}
-                for piece in torch.split(
-                    buffer, _CHECKED
-                ):  # a check's own memory is no contestant's
+                # A check's own memory is no contestant's.
+                for piece in torch.split(buffer, _CHECKED):
                     runner.verify(piece, inputs)
             buffer.fill_(float(self._rank + 1))
         return {"seconds": seconds, "details": details or {}}
