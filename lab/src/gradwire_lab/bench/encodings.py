@@ -13,7 +13,6 @@ from typing import Any
 from gradwire_lab.bench.transport_grid import NETWORKS as FAST
 from gradwire_lab.bench.transport_grid import port
 from gradwire_lab.contest.measure import environment, percentile
-from gradwire_lab.contest.ranks import Ranks
 from gradwire_lab.network.addresses import STORE_PORT
 from gradwire_lab.network.network import Network
 from gradwire_lab.network.presets import KIB
@@ -88,9 +87,16 @@ def run_encodings(
             if progress is not None:
                 progress(f"{network}: {name}")
             start = time.monotonic() + _LEAD_SECONDS
-            deadline = start + TIMEOUT
-            found = join(_train(ranks, name, count + warm_up, start, deadline, warm_up), 0, start)
-            steps = [step for step in found if step.timed]
+            done = crew.train(
+                ranks,
+                name,
+                warm_up + count,
+                start,
+                start + TIMEOUT,
+                warm_up=warm_up,
+                validate=False,
+            )
+            steps = [step for step in join(done, 0, start) if step.timed]
             seconds[name].append([step.took for step in steps])
             encoded[name] += [step.encoded for step in steps if step.encoded is not None]
 
@@ -131,10 +137,6 @@ def run_encodings(
         },
         "environment": environment(),
     }
-
-
-def _train(ranks: Ranks, name: str, steps: int, start: float, deadline: float, warm_up: int) -> Any:
-    return crew.train(ranks, name, steps, start, deadline, warm_up=warm_up, validate=False)
 
 
 def _shares(encoded: list[float]) -> dict[str, int]:
