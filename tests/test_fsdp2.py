@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -548,6 +549,85 @@ def test_a_difference_between_ranks_is_an_error_on_all(two: Ranks, case: str) ->
     for outcome in two.outcomes(differs, case=case):
         assert isinstance(outcome, Failed)
         assert words[case] in outcome.text
+
+
+# ---------------------------------------------------------------------------- groups of modules
+
+
+def together(rank: int, world: int) -> None:
+    twin, net, mesh = model(), model(), mesh_of(world)
+    fully_shard([net[0], net[2], net[3]], mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    attachment = gradwire.attach(net, "mlt", p=0.2, datagram=256, error_feedback=True)
+    backward(net, batch(rank, 0))
+    assert attachment.report().buckets == 2
+    names = set(attachment.state_dict()["residuals"])  # type: ignore[call-overload]
+    assert names == {f"{n}[{r}]" for n, _ in twin.named_parameters() for r in range(world)}
+    attachment.detach()
+    backward(net, batch(rank, 1))
+    expected = average_of(local(twin, batch(rank, 1)))
+    torch.testing.assert_close(gradients(net), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_modules_that_are_sharded_together_are_one_group(two: Ranks) -> None:
+    two.run(together)
+
+
+# ---------------------------------------------------------------------------- ignored parameters
+
+
+class Beside(nn.Module):
+    """A layer beside a parameter that fully_shard is told to ignore."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(WIDTHS[0], 70)
+        self.beside = nn.Embedding(8, 70, sparse=kind == "sparse")
+        if kind == "complex":
+            self.beside.weight = nn.Parameter(torch.ones(8, 70, dtype=torch.complex64))
+        elif kind == "meta":
+            self.beside.to("meta")
+        self.beside.requires_grad_(kind != "frozen")
+        self.used = kind in ("sparse", "frozen")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x + self.beside(torch.arange(len(x)) % 8).real if self.used else x
+
+
+def lines_of(call: Any) -> list[str]:
+    """What gradwire logs during a call."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("gradwire")
+    log.addHandler(handler)
+    try:
+        call()
+    finally:
+        log.removeHandler(handler)
+    return lines
+
+
+def ignores(rank: int, world: int, kind: str) -> list[str]:
+    twin, net = Beside(kind), Beside(kind)
+    fully_shard(net, mesh=mesh_of(world), ignored_params={net.beside.weight})
+    attachments: list[gradwire.Attachment] = []
+    lines = lines_of(lambda: attachments.append(gradwire.attach(net, "reliable")))
+    backward(net, batch(rank, 0))
+    backward(twin, batch(rank, 0))
+    expected = average_of(twin.layer.weight.grad)
+    assert torch.equal(whole([net.layer.weight.grad]), expected.flatten())
+    attachments[0].detach()
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["sparse", "complex", "meta", "frozen"])
+def test_parameters_that_fully_shard_ignores_are_not_looked_at(two: Ranks, kind: str) -> None:
+    lines, others = two.run(ignores, kind=kind)
+    assert others == []
+    assert ["beside.weight" in line for line in lines] == ([] if kind == "frozen" else [True])
 
 
 class Branches(nn.Module):

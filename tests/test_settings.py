@@ -406,6 +406,10 @@ def test_a_complex_parameter_is_refused_by_name() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(ConfigError, match=r"parameter '1.weight' has dtype torch.complex64"):
         HookState("reliable", model=model)
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(model, ["1.weight", "1.bias"])
+    HookState("reliable", model=model)  # DDP leaves it alone, and so does gradwire
+    ignore(model, [])
     model[1].requires_grad_(False)
     HookState("reliable", model=model)
 

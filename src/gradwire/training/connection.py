@@ -6,14 +6,15 @@ with the other ranks, and closes it.
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.names import named_parameters, plain_name
+from gradwire.core.names import named_parameters
 from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
@@ -33,6 +34,11 @@ from gradwire.transport.native import load_engine
 from gradwire.transport.rendezvous import Meeting, agree
 
 __all__ = ["Connection", "no_op", "sizes", "vectors"]
+
+log = logging.getLogger("gradwire")
+
+MOST_NAMED = 3
+"""How many parameters a line of the log names at most."""
 
 
 class Connection:
@@ -167,6 +173,8 @@ class Connection:
                 )
             _check_memory(self._settings, self._largest, group.world_size)
             self._prepare()  # a copy knows no names
+            if group.rank == 0:
+                _name_alone(self._alone)
             report = self._settings.report
             return ReportWriter.open(report, group.job_rank, group.rank == 0), None
         except ConfigError as error:
@@ -219,14 +227,35 @@ class Connection:
         Raises:
             ConfigError: the gradients of a parameter cannot be carried.
         """
-        if model is not None:
-            _check_devices(model)
-            _check_real(model)
-            _check_dense(model)
         self._names = ParameterNames(model)
-        self._tensors = None if model is None else sizes(model)
-        self._vectors = frozenset() if model is None else vectors(model)
-        self._largest = ("", 0) if model is None else _largest(model)
+        self._tensors: dict[str, int] | None = None
+        self._vectors: frozenset[str] = frozenset()
+        self._largest = ("", 0)
+        self._alone: list[str] = []  # trained parameters that nobody averages
+        if model is None:
+            return
+        averaged = self._averaged(model)
+        _check_devices(averaged)
+        _check_real(averaged)
+        _check_dense(model, averaged)
+        self._note(averaged)
+        trained = (name for name, each in named_parameters(model).items() if each.requires_grad)
+        self._alone = [name for name in trained if name not in averaged]
+
+    def _averaged(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+        """Returns the trained parameters whose gradients are averaged, in the model's order."""
+        ignored: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        out = {id(each) for name, each in model.named_parameters() if name in ignored}
+        named = named_parameters(model).items()
+        return {name: each for name, each in named if each.requires_grad and id(each) not in out}
+
+    def _note(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
+        """Notes what policies and states ask of the parameters that are averaged."""
+        self._tensors = {name: each.numel() for name, each in averaged.items()}
+        self._vectors = frozenset(name for name, each in averaged.items() if each.dim() < 2)
+        self._names.trained = self._tensors
+        name, elements = max(self._tensors.items(), key=lambda each: each[1], default=("", 0))
+        self._largest = (f"parameter {name!r}", elements)
 
     def _configure(
         self,
@@ -324,17 +353,14 @@ def _check_alone(policy: Policy, settings: Settings) -> None:
         )
 
 
-def _check_devices(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained parameter on a device whose gradients are not carried."""
-    ignored = _ignored(model)
-    for name, parameter in model.named_parameters():
-        here = parameter.device.type in DEVICES
-        if parameter.requires_grad and not here and name not in ignored:
-            plain = plain_name(name)
+def _check_devices(averaged: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raises ConfigError for a parameter on a device whose gradients are not carried."""
+    for name, parameter in averaged.items():
+        if parameter.device.type not in DEVICES:
             raise ConfigError.about(
-                f"parameter {plain!r} lies on device {parameter.device}",
+                f"parameter {name!r} lies on device {parameter.device}",
                 f"allowed are {' and '.join(DEVICES)}",
-                setting=plain,
+                setting=name,
                 value=str(parameter.device),
             )
 
@@ -345,10 +371,10 @@ def _refused(optimizer: object, why: str) -> ConfigError:
     return ConfigError.about(f"optimizer={kind}", why, setting="optimizer", value=kind)
 
 
-def _check_real(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained parameter that is complex."""
-    for name, parameter in named_parameters(model).items():
-        if parameter.requires_grad and parameter.is_complex():
+def _check_real(averaged: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raises ConfigError for a parameter that is complex."""
+    for name, parameter in averaged.items():
+        if parameter.is_complex():
             raise ConfigError.about(
                 f"parameter {name!r} has dtype {parameter.dtype}",
                 "gradients of real numbers are carried only; keep it as a real tensor "
@@ -358,30 +384,29 @@ def _check_real(model: torch.nn.Module) -> None:
             )
 
 
-def _check_dense(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained weight whose gradient is sparse, as embeddings' can be."""
-    ignored = _ignored(model)
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if getattr(module, "sparse", False) is not True or not isinstance(weight, torch.Tensor):
-            continue
-        path = f"{name}.weight" if name else "weight"
-        if weight.requires_grad and path not in ignored:
-            plain = plain_name(path)
+def _check_dense(model: torch.nn.Module, averaged: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raises ConfigError for a weight whose gradient is sparse, as embeddings' can be."""
+    names = {id(each): name for name, each in named_parameters(model).items() if name in averaged}
+    for module in model.modules():
+        name = names.get(id(getattr(module, "weight", None)))
+        if name is not None and getattr(module, "sparse", False) is True:
             raise ConfigError.about(
-                f"parameter {plain!r} of {type(module).__name__}(sparse=True)",
+                f"parameter {name!r} of {type(module).__name__}(sparse=True)",
                 "dense gradients are carried only; make it with sparse=False",
-                setting=plain,
+                setting=name,
                 value=True,
             )
 
 
-def _largest(model: torch.nn.Module) -> tuple[str, int]:
-    """Returns the largest parameter that DDP averages, as text, and its elements; 0 for none."""
-    ignored = _ignored(model)
-    averaged = [each for each in sizes(model).items() if each[0] not in ignored]
-    name, elements = max(averaged, key=lambda each: each[1], default=("", 0))
-    return f"parameter {name!r}", elements
+def _name_alone(names: list[str]) -> None:
+    """Names, in one line of the log, trained parameters whose gradients nobody averages."""
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        log.warning(
+            "nobody averages the gradients of %s: the wrapper ignores these parameters, or does "
+            "not hold them, and each rank trains its own",
+            ", ".join(map(repr, names[:MOST_NAMED])) + more,
+        )
 
 
 def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
@@ -411,12 +436,6 @@ def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int)
         "or use more ranks",
         beside=default,
     )
-
-
-def _ignored(model: torch.nn.Module) -> Collection[str]:
-    """Returns the names of the parameters that DDP leaves out of its averages."""
-    names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-    return names
 
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.hashed import HashedTuple
+from gradwire.core.names import named_parameters
 from gradwire.core.plan import TensorSlot
 from gradwire.policies import Policy
 from gradwire.training.bucket import Scatter
@@ -123,8 +124,12 @@ class FullySharded(Connection):
         self._watch.remove()
         super().deactivate()
 
-    def _know(self, model: torch.nn.Module | None) -> None:
-        super()._know(model)
+    def _averaged(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+        averaged = {name: each for group in self._groups for name, each in group.averaged.items()}
+        return {name: averaged[name] for name in named_parameters(model) if name in averaged}
+
+    def _note(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
+        super()._note(averaged)
         slots = [slot for group in self._groups for slot in self._layout(group, group.trained)]
         self._names.trained = {slot.key: slot.length for slot in slots}
         largest = max(self._groups, key=lambda group: self._elements(group))

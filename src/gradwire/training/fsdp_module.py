@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.hashed import HashedTuple
-from gradwire.core.names import plain_name
+from gradwire.core.names import named_parameters, plain_name
 from gradwire.core.plan import TensorSlot
 
 __all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups"]
@@ -30,18 +30,18 @@ AFTERWARDS = "average"
 
 @dataclass(eq=False)
 class ShardGroup:
-    """The parameters of one module that fully_shard reduces together.
+    """The parameters of one module, or of several, that fully_shard reduces together.
 
     Attributes:
-        module: The module, which takes the reduce-scatter.
-        name: Its name in the model.
+        module: The first of the modules, which takes the reduce-scatter.
+        paths: Names of the modules in the model.
         inner: torch's own object for the group.
         names: The names of the parameters, in order.
         world_size: Number of ranks that share the parameters.
     """
 
     module: FSDPModule
-    name: str
+    paths: list[str]
     inner: Any
     names: list[str]
     world_size: int
@@ -49,7 +49,20 @@ class ShardGroup:
     @property
     def described(self) -> str:
         """The group as errors name it."""
-        return f"the parameters of {self.name!r}" if self.name else "the model's own parameters"
+        named = " and ".join(repr(path) for path in self.paths if path)
+        return f"the parameters of {named}" if named else "the model's own parameters"
+
+    @property
+    def name(self) -> str:
+        """The name of the first module in the model."""
+        return self.paths[0]
+
+    @property
+    def averaged(self) -> dict[str, torch.nn.Parameter]:
+        """The trained parameters by name, as optimizers hold them."""
+        return {
+            self.names[index]: self.inner.fsdp_params[index].sharded_param for index in self.trained
+        }
 
     @functools.cached_property
     def trained(self) -> tuple[int, ...]:
@@ -157,6 +170,7 @@ def shard_groups(model: torch.nn.Module) -> list[ShardGroup]:
             value=torch.__version__,
         )
     paths = {id(module): plain_name(path) for path, module in model.named_modules()}
+    names = {id(parameter): name for name, parameter in named_parameters(model).items()}
     groups: list[ShardGroup] = []
     for path, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
@@ -167,7 +181,9 @@ def shard_groups(model: torch.nn.Module) -> list[ShardGroup]:
                 value=path,
             )
         if isinstance(module, FSDPModule):
-            groups.extend(_groups_of(module, plain_name(path), paths))
+            for inner in _inners_of(module, plain_name(path)):
+                if all(group.inner is not inner for group in groups):  # as in fully_shard([a, b])
+                    groups.append(_group_of(module, inner, paths, names))
     if not groups:
         raise ConfigError.about(
             "the model is under fully_shard and has no parameters",
@@ -238,8 +254,8 @@ def _already_attached() -> ConfigError:
     )
 
 
-def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[ShardGroup]:
-    """Returns the group of a module's parameters, or none; `paths` has the names of modules."""
+def _inners_of(module: FSDPModule, path: str) -> list[Any]:
+    """Returns torch's object for the group of a module's parameters, or none."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if "ReplicateModule" in kinds:
         raise _replicated("replicate", "wrap the model in DistributedDataParallel")
@@ -251,27 +267,39 @@ def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[Sha
             setting="model",
             value=path,
         )
-    groups = []
-    for inner in inners:
-        _check_free(inner, path)
-        if hasattr(inner.mesh_info, "replicate_process_group"):
-            raise _replicated(
-                "fully_shard over a mesh of two dimensions (HSDP)",
-                'fully_shard over the shard dimension alone (mesh=mesh["shard"]), and give '
-                'attach(model, replicas=mesh["replicate"])',
-            )
-        size = inner.mesh_info.shard_process_group.size()
-        group = ShardGroup(module, path, inner, _names(inner, paths), size)
-        dtypes = {inner.fsdp_params[index].sharded_param.dtype for index in group.trained}
-        if len(dtypes) > 1:
-            raise ConfigError.about(
-                f"{group.described} are of several types, {', '.join(sorted(map(str, dtypes)))}",
-                "torch scatters them in an order of its own; fully_shard those of each type apart",
-                setting="model",
-                value=path,
-            )
-        groups.append(group)
-    return groups
+    return inners
+
+
+def _group_of(
+    module: FSDPModule, inner: Any, paths: dict[int, str], names: dict[int, str]
+) -> ShardGroup:
+    """Makes the group of torch's object; raises ConfigError where it cannot be carried.
+
+    Args:
+        module: The first of its modules.
+        inner: The object.
+        paths: Names of all modules.
+        names: Names of all parameters.
+    """
+    _check_free(inner, paths[id(module)])
+    if hasattr(inner.mesh_info, "replicate_process_group"):
+        raise _replicated(
+            "fully_shard over a mesh of two dimensions (HSDP)",
+            'fully_shard over the shard dimension alone (mesh=mesh["shard"]), and give '
+            'attach(model, replicas=mesh["replicate"])',
+        )
+    size = inner.mesh_info.shard_process_group.size()
+    own = [paths[id(each)] for each in inner.modules]
+    group = ShardGroup(module, own, inner, _names(inner, names), size)
+    dtypes = {inner.fsdp_params[index].sharded_param.dtype for index in group.trained}
+    if len(dtypes) > 1:
+        raise ConfigError.about(
+            f"{group.described} are of several types, {', '.join(sorted(map(str, dtypes)))}",
+            "torch scatters them in an order of its own; fully_shard those of each type apart",
+            setting="model",
+            value=group.name,
+        )
+    return group
 
 
 def _check_free(inner: Any, path: str) -> None:
@@ -289,13 +317,9 @@ def _check_free(inner: Any, path: str) -> None:
             )
 
 
-def _names(inner: Any, paths: dict[int, str]) -> list[str]:
-    names = []
-    for each in inner.fsdp_params:
-        info = each._module_info
-        owner = paths.get(id(info.module), "")
-        names.append(f"{owner}.{info.param_name}" if owner else str(info.param_name))
-    return names
+def _names(inner: Any, names: dict[int, str]) -> list[str]:
+    infos = [each._module_info for each in inner.fsdp_params]
+    return [names[id(getattr(info.module, info.param_name))] for info in infos]
 
 
 def _replicated(wrapper: str, instead: str) -> ConfigError:
