@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -501,6 +501,19 @@ def refused(rank: int, world: int) -> dict[str, tuple[str, str]]:
     attach("results", net, "dblp", priority="results")
     attach("pruned", net, "netsenseml", compress="topk", prune=0.1, error_feedback=True)
     attach("memory", fully_shard(nn.Linear(2000, 2000), mesh=mesh), memory_limit=1 << 20)
+    halves = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    attach("converted", shard(model(), mesh, mp_policy=halves), "ltp")
+    halves = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+    attach("divided", shard(model(), mesh, mp_policy=halves), "optireduce")
+    summed = shard(model(), mesh)
+    summed[2].set_force_sum_reduction_for_comms(True)
+    attach("summed", summed, "mlt", p=0.1, floor=0.5)
+    offload = CPUOffloadPolicy(pin_memory=False)
+    attach("offloaded", shard(model(), mesh, offload_policy=offload), "ltp")
+    hooked = shard(model(), mesh)
+    hooked[3].weight.register_post_accumulate_grad_hook(lambda _: None)
+    attach("hooked", hooked, "ltp")
+    attach("replicas", shard(model(), mesh, offload_policy=offload), "ltp", replicas=mesh)
     attachment = gradwire.attach(net, "reliable")
     attach("attached", net)
     attachment.detach()
@@ -521,6 +534,12 @@ def test_what_torch_or_gradwire_cannot_do_is_refused_by_name(two: Ranks) -> None
         "results": ("priority", "shard"),
         "pruned": ("prune", "shard"),
         "memory": ("memory_limit", "the model's own parameters"),
+        "converted": ("guard", "torch.bfloat16"),
+        "divided": ("guard", "divides"),
+        "summed": ("guard", "'2'"),
+        "offloaded": ("guard", "CPU"),
+        "hooked": ("guard", "hook"),
+        "replicas": ("guard", "CPU"),
         "attached": ("model", "detach()"),
         "taken": ("model", "Taken"),
     }
@@ -554,7 +573,7 @@ def test_a_difference_between_ranks_is_an_error_on_all(two: Ranks, case: str) ->
 # ---------------------------------------------------------------------------- groups of modules
 
 
-def together(rank: int, world: int) -> None:
+def together(rank: int, world: int) -> Any:
     twin, net, mesh = model(), model(), mesh_of(world)
     fully_shard([net[0], net[2], net[3]], mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -567,10 +586,16 @@ def together(rank: int, world: int) -> None:
     backward(net, batch(rank, 1))
     expected = average_of(local(twin, batch(rank, 1)))
     torch.testing.assert_close(gradients(net), expected, rtol=1e-5, atol=1e-7)
+    net[0].set_force_sum_reduction_for_comms(True)
+    with pytest.raises(gradwire.ConfigError) as error:
+        gradwire.attach(net, "ltp")
+    return str(error.value)
 
 
 def test_modules_that_are_sharded_together_are_one_group(two: Ranks) -> None:
-    two.run(together)
+    first, second = two.run(together)
+    assert first == second
+    assert all(f"'{name}'" in first for name in "023")
 
 
 # ---------------------------------------------------------------------------- ignored parameters

@@ -30,6 +30,7 @@ from gradwire.policies import Policy
 from gradwire.training.bucket import Scatter
 from gradwire.training.connection import Connection
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
+from gradwire.training.guard import floor_of
 
 __all__ = ["ReduceScatter", "Replicated", "Sharded", "average"]
 
@@ -37,6 +38,10 @@ IN_FLIGHT = 2
 """How many reduce-scatters of a rank are under way at once; each holds gradients of a whole group.
 
 One travels while the next group's gradients are computed."""
+
+
+DIVIDED = (torch.float32, torch.bfloat16)
+"""The types of sums whose division torch leaves to the reduction."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,19 @@ class FullySharded(Connection):
             )
         if self.policy.options().get("prune"):
             raise self._needs_all("prune", self.policy.options()["prune"], "weights")
+        if floor_of(self.policy, self._settings) > 0.0:
+            for group in self._groups:
+                if reads := self._reads_always(group, group.trained, group.reduced):
+                    raise self._cannot_wait(group, reads)
+
+    def _cannot_wait(self, group: ShardGroup, reads: str) -> ConfigError:
+        """Makes the error about a guard that would have to withdraw what torch has read."""
+        return ConfigError.of(
+            "guard",
+            self._settings.guard,
+            f"it may send {group.described} again at the end of the step, and torch reads the "
+            f"result before ({reads}); set guard='off', or floor=0",
+        )
 
     def _needs_all(self, option: str, value: object, what: str) -> ConfigError:
         return ConfigError.of(
@@ -155,6 +173,40 @@ class FullySharded(Connection):
             f"it needs all {what}, and a rank has its shard of them; use another value",
             beside="under fully_shard",
         )
+
+    def _reads_always(
+        self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
+    ) -> str:
+        """Returns why torch reads each result as soon as the call is over; "" if it does not.
+
+        Args:
+            group: The group.
+            members: The parameters that have a gradient.
+            reduced: The type of the result.
+        """
+        if reduced not in DIVIDED or group.inner.force_sum_reduction_for_comms:
+            return "it divides it"
+        for index in members:
+            each = group.inner.fsdp_params[index]
+            held = each.sharded_param
+            dtype = getattr(each, "sharded_grad_dtype", held.dtype)  # from torch 2.15 on
+            if dtype not in (reduced, None):
+                return f"it makes {dtype} of {reduced}"
+            if each.offload_to_cpu:
+                return "it moves it to the CPU"
+            if getattr(held, "_post_accumulate_grad_hooks", None):
+                return "a hook of a parameter takes it"
+        return ""
+
+    def _reads_at_once(
+        self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
+    ) -> str:
+        """Returns why torch reads this result as soon as the call is over, as above."""
+        if reads := self._reads_always(group, members, reduced):
+            return reads
+        if any(each.grad is not None for each in group.parameters(members)):
+            return "it adds it to gradients that are there already"
+        return ""
 
     @abstractmethod
     def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
@@ -186,12 +238,7 @@ class FullySharded(Connection):
         """
         pipeline = self.pipeline
         if reads and pipeline.guards:
-            raise ConfigError.of(
-                "guard",
-                self._settings.guard,
-                f"it may send {group.described} again at the end of the step, and torch reads the "
-                f"result before ({reads}); set guard='off', or floor=0",
-            )
+            raise self._cannot_wait(group, reads)
         self._await_end()
         bucket = GroupBucket(self._next, values, group.parameters(members))
         self._next += 1
@@ -265,6 +312,13 @@ class Sharded(FullySharded):
         if policy.phases is not None and policy.phases.source == "paper":
             raise self._needs_all("detector", "paper", "results")
 
+    def _reads_always(
+        self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
+    ) -> str:
+        if group.inner._all_reduce_hook is not None:
+            return "it has an all-reduce hook"
+        return super()._reads_always(group, members, reduced)
+
     def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
         return group.slots(members, range(group.world_size))
 
@@ -286,12 +340,10 @@ class Sharded(FullySharded):
             A future of the output, which is done where torch reads the output at once.
         """
         members = group.members(output.numel())
-        reads = "it divides it" if op == dist.ReduceOp.SUM else ""
-        if group.inner._all_reduce_hook is not None:
-            reads = "it has an all-reduce hook"
         shards = (output.numel(),) * group.world_size
         scatter = Scatter(shards, self._rank, _factor(op, group.world_size), output)
-        reads = reads or _reads_at_once(group, members, output)
+        reads = "it divides it" if op == dist.ReduceOp.SUM else ""
+        reads = reads or self._reads_at_once(group, members, output.dtype)
         return self._start(group, given, members, reads, scatter)
 
 
@@ -326,9 +378,7 @@ class Replicated(FullySharded):
 
     def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
         members = group.members(shard.numel())
-        divides = shard.dtype == torch.float16 or group.inner.force_sum_reduction_for_comms
-        reads = "it divides it" if divides else _reads_at_once(group, members, shard)
-        self._start(group, shard, members, reads)
+        self._start(group, shard, members, self._reads_at_once(group, members, shard.dtype))
 
 
 class ReduceScatter:
@@ -383,19 +433,3 @@ def average(group: dist.ProcessGroup | None, shard: torch.Tensor) -> None:
     """Averages a shard over the replicas by torch's own all-reduce."""
     dist.all_reduce(shard, group=group)
     shard.div_(dist.get_world_size(group))
-
-
-def _reads_at_once(group: ShardGroup, members: tuple[int, ...], output: torch.Tensor) -> str:
-    """Returns why torch reads a result as soon as the call is over; "" where it does not."""
-    for index in members:
-        each = group.inner.fsdp_params[index]
-        dtype = getattr(each, "sharded_grad_dtype", each.orig_dtype)  # from torch 2.15 on
-        if dtype not in (output.dtype, None):
-            return f"it makes {dtype} of {output.dtype}"
-        if each.offload_to_cpu:
-            return "it moves it to the CPU"
-        if each.sharded_param.grad is not None:
-            return "it adds it to gradients that are there already"
-        if getattr(each.sharded_param, "_post_accumulate_grad_hooks", None):
-            return "a hook of a parameter takes it"
-    return ""

@@ -70,6 +70,14 @@ class ShardGroup:
         all_of_it = enumerate(self.inner.fsdp_params)
         return tuple(index for index, each in all_of_it if each.sharded_param.requires_grad)
 
+    @property
+    def reduced(self) -> torch.dtype:
+        """The type of the gradients as torch hands them to the reduction."""
+        asked = self.inner.mp_policy
+        own = (self.inner.fsdp_params[index].sharded_param.dtype for index in self.trained)
+        kind: torch.dtype = asked.reduce_dtype or asked.param_dtype or next(own, torch.float32)
+        return kind
+
     @functools.cached_property
     def lengths(self) -> list[int]:
         """Number of elements of each parameter's shard, padding included."""

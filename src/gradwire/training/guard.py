@@ -22,7 +22,7 @@ from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
 
-__all__ = ["Judged", "StepGuard", "Verdict", "nothing_applied", "sent_twice"]
+__all__ = ["Judged", "StepGuard", "Verdict", "floor_of", "nothing_applied", "sent_twice"]
 
 Choice = Literal["apply", "resend", "skip", "halt"]
 
@@ -70,8 +70,7 @@ class StepGuard:
     """
 
     def __init__(self, policy: Policy, settings: Settings, rank: int) -> None:
-        floor = settings.floor if settings.floor is not None else policy.floor
-        self.floor = 0.0 if settings.guard == "off" else floor
+        self.floor = floor_of(policy, settings)
         self._policy = policy
         self._settings = settings
         self._rank = rank
@@ -117,6 +116,12 @@ class StepGuard:
         if self._settings.guard != "skip":
             return Verdict("resend")
         return Verdict("apply" if agreed.nonfinite or not step.finite else "skip")
+
+
+def floor_of(policy: Policy, settings: Settings) -> float:
+    """Returns the share of a step that every worker must deliver; 0 where nothing is guarded."""
+    floor = policy.floor if settings.floor is None else settings.floor
+    return 0.0 if settings.guard == "off" else floor
 
 
 def sent_twice(first: TransferReport, second: TransferReport) -> TransferReport:
