@@ -124,6 +124,33 @@ def test_a_skipped_step_holds_back_its_own_module_only(two: Ranks) -> None:
     two.run(shares)
 
 
+def skips_by_optimizer(rank: int, world: int, scaled: bool) -> None:
+    """Two optimizers, each of which would move its half by weight decay alone."""
+    ddp = wrap(model())
+    halves = list(ddp.parameters())[::2], list(ddp.parameters())[1::2]
+    optimizers = [torch.optim.SGD(each, lr=0.01, weight_decay=0.5) for each in halves]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)
+    attachment = gradwire.attach(
+        ddp, "mlt", p=0.4, floor=0.9, guard="skip", optimizer=optimizers, scaler=scaler
+    )
+    for step in range(4):
+        before = fingerprint(ddp)
+        for each in optimizers:
+            each.zero_grad()
+        scaler.scale(ddp(batch(rank, step)).square().mean()).backward()
+        for each in optimizers:
+            scaler.step(each)
+        scaler.update()
+        assert attachment.report().guard == "skipped"
+        assert fingerprint(ddp) == before
+    attachment.detach()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_every_optimizer_leaves_out_a_skipped_step(two: Ranks, scaled: bool) -> None:
+    two.run(skips_by_optimizer, scaled=scaled)
+
+
 def resends(rank: int, world: int) -> list[str]:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, "ltp", every=3, floor=1.0)

@@ -79,6 +79,7 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
     job = learned(floor=0.9, guard="skip", optimizer=sgd())
     owed = [job.residual(rank) for rank in range(3)]
     results = job.step(gradients(8))
+    optimizers = [torch.optim.SGD(group, lr=0.1) for group in job.groups]
     assert job.report.guard == "skipped"
     assert job.report.delivered == 0.0
     for rank, pipeline in enumerate(job.pipelines):
@@ -86,22 +87,24 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
         np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
         if rank:
             continue  # nobody asks: a loss scaler keeps the optimizer from the step
-        skipped = pipeline.take_skipped()
-        assert [id(p) for p in skipped] == [id(p) for group in job.groups for p in group]
-        assert not pipeline.take_skipped()
+        for optimizer, group in zip(optimizers, job.groups, strict=True):
+            skipped = pipeline.take_skipped(optimizer)
+            assert [id(each) for each in skipped] == [id(each) for each in group]
+            assert not pipeline.take_skipped(optimizer)
     job.uplinks(NETWORK_A)
     for pipeline in job.pipelines:
         pipeline.flush()
     sent = [job.residual(rank) + gradients(9)[rank] for rank in range(3)]
     for result in job.step(gradients(9)):
         np.testing.assert_array_equal(result, average(sent))
-    assert not any(pipeline.take_skipped() for pipeline in job.pipelines)
+    assert not any(pipeline.take_skipped(optimizers[0]) for pipeline in job.pipelines)
 
 
 @pytest.mark.parametrize("large", [np.inf, 3e38])
 def test_a_step_that_is_not_finite_is_not_skipped(large: float) -> None:
     """Nor is one whose sum alone overflows: the optimizer, or a loss scaler, has to see it."""
     job = learned(floor=1.0, guard="skip", optimizer=sgd())
+    optimizer = torch.optim.SGD([p for group in job.groups for p in group], lr=0.1)
     bad = gradients(8)
     for gradient in bad:
         gradient[77:1077] = large
@@ -110,7 +113,7 @@ def test_a_step_that_is_not_finite_is_not_skipped(large: float) -> None:
     for rank, pipeline in enumerate(job.pipelines):
         assert np.isinf(results[rank][77:1077]).any()
         assert np.isfinite(job.residual(rank)).all()
-        assert not pipeline.take_skipped()
+        assert not pipeline.take_skipped(optimizer)
 
 
 def test_what_is_owed_outlasts_an_overflow_in_a_step_under_its_floor() -> None:

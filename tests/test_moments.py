@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,10 @@ from gradwire.transport.communicator import ChunkGrid
 from job_gradients import normal
 
 WORLD = 3
-EAGER = {"p": 0.4, "fill": "momentum"}
+EAGER: dict[str, Any] = {"p": 0.4, "fill": "momentum"}
 
 
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(300, 80), nn.Linear(80, 20))
 
@@ -34,10 +35,11 @@ def net() -> nn.Module:
 class Training:
     """A model under Adam, whose gradients go through a Job."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, *, together: bool = True, **options: Any) -> None:
         self.model = net()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.8, 0.99))
-        self.job = Job(WORLD, self.model, "mlt", optimizer=self.optimizer, **options)
+        parts = [self.model.parameters()] if together else [p.parameters() for p in self.model]
+        self.optimizers = [torch.optim.Adam(part, betas=(0.8, 0.99)) for part in parts]
+        self.job = Job(WORLD, self.model, "mlt", optimizer=self.optimizers, **options)
 
     def step(self, number: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         """What all ranks apply, and the workers' mean; Adam steps with the former over `scale`."""
@@ -50,18 +52,23 @@ class Training:
                 values = torch.from_numpy(applied[0][at : at + parameter.numel()] / scale)
                 parameter.grad = values.view_as(parameter)
                 at += parameter.numel()
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return applied[0], np.mean(fresh, axis=0)
 
     def moments(self) -> np.ndarray:
-        state = self.optimizer.state
+        state = {p: kept for each in self.optimizers for p, kept in each.state.items()}
         parts = [state[p]["exp_avg"].flatten() for group in self.job.groups for p in group]
         return torch.cat(parts).numpy().copy()
 
 
-@pytest.mark.parametrize("pull", ["exact", "committed"])
-def test_what_nobody_delivered_leaves_the_first_moment_where_it_is(pull: str) -> None:
-    training = Training(**EAGER, pull=pull, datagram=400)
+@pytest.mark.parametrize(
+    ("pull", "together"), [("exact", True), ("committed", True), ("exact", False)]
+)
+def test_what_nobody_delivered_leaves_the_first_moment_where_it_is(
+    pull: str, together: bool
+) -> None:
+    training = Training(**EAGER, together=together, pull=pull, datagram=400)
     applied, mean = training.step(0)  # Adam has no moment yet
     missing = applied == 0.0
     assert 0.3 < missing.mean() < 0.7
@@ -130,7 +137,7 @@ def test_an_optimizer_without_the_moment_leaves_zeros_and_says_so_once() -> None
     optimizer = torch.optim.RMSprop([weight])
     weight.grad = torch.ones(4)
     optimizer.step()
-    moments = FirstMoments(optimizer)
+    moments = FirstMoments([optimizer])
     result = np.zeros(4, np.float32)
     everything = np.ones(1, bool)
     none = np.zeros(1, np.uint32)

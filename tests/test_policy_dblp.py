@@ -213,7 +213,7 @@ def test_the_rates_that_are_there_are_watched_and_no_others() -> None:
     optimizer = torch.optim.SGD([{"params": [each]} for each in parts], lr=torch.tensor([0.1]))
     optimizer.param_groups[0]["lr"] = None
     del optimizer.param_groups[1]["lr"]
-    box = BallotBox(DBLP(), optimizer)
+    box = BallotBox(DBLP(), [optimizer])
     assert [box.cast(step, None).falling for step in range(2)] == [False, False]
     optimizer.param_groups[2]["lr"] = torch.tensor([0.01])
     assert [box.cast(step, None).falling for step in range(2)] == [True, False]

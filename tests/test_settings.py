@@ -342,9 +342,9 @@ def test_all_that_inject_loss_refuse_the_same_runs(loss: float, run: float, poss
             inject()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD, 5])
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD, 5, ["sgd"]])
 def test_an_optimizer_is_one_of_torchs(optimizer: Any) -> None:
-    with pytest.raises(ConfigError, match=r"optimizer=.*: a torch.optim.Optimizer, or None"):
+    with pytest.raises(ConfigError, match=r"optimizer=.*: a torch.optim.Optimizer, a list of sev"):
         HookState("mlt", optimizer=optimizer)
 
 
@@ -360,6 +360,58 @@ def test_an_optimizer_is_one_of_the_modules() -> None:
 def test_whether_parameters_are_unused_is_true_or_false() -> None:
     with pytest.raises(ConfigError, match=r"find_unused_parameters='yes': allowed are True, False"):
         HookState("mlt", find_unused_parameters="yes")  # type: ignore[arg-type]
+
+
+MATTERS: list[dict[str, Any]] = [
+    {"guard": "skip", "floor": 0.5, "error_feedback": True},
+    {"scaler": torch.amp.GradScaler("cpu"), "error_feedback": True},
+    {"fill": "momentum"},
+]
+"""What goes by the optimizer of each parameter."""
+
+
+@pytest.mark.parametrize("options", MATTERS)
+def test_a_parameter_in_no_optimizer_is_named_where_that_matters(options: dict[str, Any]) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+    first, second, third = (torch.optim.Adam(part.parameters()) for part in model)
+    HookState("mlt", model=model, optimizer=[first, second, third], **options)
+    with pytest.raises(ConfigError) as raised:
+        HookState("mlt", model=model, optimizer=[first, third], **options)
+    assert (raised.value.setting, raised.value.value) == ("optimizer", "1.weight")
+    model[1].requires_grad_(False)
+    HookState("mlt", model=model, optimizer=[first, third], **options)
+
+
+def test_a_scaler_with_feedback_needs_the_optimizers() -> None:
+    model, scaler = torch.nn.Linear(2, 2), torch.amp.GradScaler("cpu")
+    with pytest.raises(ConfigError) as raised:
+        HookState("mlt", model=model, scaler=scaler, error_feedback=True)
+    assert (raised.value.setting, raised.value.value) == ("optimizer", "weight")
+    HookState("mlt", model=model, scaler=scaler)
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    HookState("mlt", model=model, scaler=off, error_feedback=True)
+
+
+def test_a_parameter_in_two_optimizers_is_named() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(each, lr=0.1) for each in (model.parameters(), [model.bias])]
+    with pytest.raises(ConfigError) as raised:
+        HookState("reliable", model=model, optimizer=optimizers)
+    assert (raised.value.setting, raised.value.value) == ("optimizer", "bias")
+
+
+def test_all_optimizers_have_to_suit_what_is_left_to_them() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+
+    def made(*families: type[torch.optim.Optimizer]) -> list[Any]:
+        return [kind(each.parameters()) for kind, each in zip(families, model, strict=False)]
+
+    sgd, adam = torch.optim.SGD, torch.optim.Adam
+    for families, fill in ((([adam, adam]), "momentum"), ([sgd, adam], "zero"), ([adam], "zero")):
+        state = HookState("dblp", model=model, optimizer=made(*families))
+        assert state.policy.fill == fill
+    assert configure("mlt", {}, {}, made(sgd, sgd))[1].feedback
+    assert not configure("mlt", {}, {}, made(sgd, adam))[1].feedback
 
 
 class Wrapper(torch.optim.Optimizer):

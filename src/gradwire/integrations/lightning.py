@@ -50,11 +50,10 @@ class GradwireCallback(Callback):
         """Attaches, and restores the state of a checkpoint."""
         if trainer.world_size == 1:
             return
-        optimizers = trainer.optimizers
         self.attachment = attach(
             trainer.strategy.model,
             self._policy,
-            optimizer=optimizers[0] if len(optimizers) == 1 else None,
+            optimizer=trainer.optimizers,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             **self._options,
         )

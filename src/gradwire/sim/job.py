@@ -26,6 +26,7 @@ from gradwire.sim.fabric import NETWORK_A, Fabric, Link
 from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.connection import sizes, vectors
+from gradwire.training.optimizers import Given, Optimizers, several
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.all_reduce import AllReduce, Engine, Handle
 from gradwire.transport.arrays import as_tensor
@@ -218,7 +219,7 @@ class Job:
         seed: int = 1,
         shuffle: int = 0,
         dtype: torch.dtype = torch.float32,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Given = None,
         **options: Any,
     ) -> None:
         self.world = world
@@ -258,7 +259,7 @@ class Job:
                     settings,
                     self._names,
                     0,
-                    optimizer,
+                    Optimizers(several(optimizer)),
                     ReportWriter.open(settings.report, rank),
                     self._now,
                 )

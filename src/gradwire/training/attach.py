@@ -29,6 +29,7 @@ from gradwire.training.fsdp_module import (
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.off import LeftAlone, switched_off
+from gradwire.training.optimizers import Given
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.all_reduce import Connected
 from gradwire.transport.communicator import Communicator
@@ -40,7 +41,7 @@ def attach(
     model: torch.nn.Module,
     policy: str | Policy | None = None,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Given = None,
     scaler: torch.amp.GradScaler | None = None,
     replicas: DeviceMesh | dist.ProcessGroup | None = None,
     **options: object,
@@ -63,12 +64,13 @@ def attach(
         policy: a name ("reliable", "dblp", …: docs/policies.md) or a policy object. None takes the
             name in GRADWIRE_POLICY, else "adaptive". "off" leaves DDP alone, and so does
             GRADWIRE_POLICY=off, whatever is given here; options are not read then.
-        optimizer: the optimizer that steps once after each backward pass. Its family decides
-            error_feedback="auto", a learning rate that has halved makes a phase critical, and
-            guard="skip" keeps it from stepping. It may be a framework's wrapper that keeps it as
-            `.optimizer`, such as Accelerate's.
+        optimizer: the optimizer that steps with these gradients, or a list of several, each with
+            parameters of its own. Its family decides error_feedback="auto", a learning rate that
+            has halved makes a phase critical, and guard="skip" keeps it from stepping. It may be a
+            framework's wrapper that keeps it as `.optimizer`, such as Accelerate's.
         scaler: the GradScaler that scales the loss. Norms and residuals follow its scale, and a
-            step that it skips uses up no residual.
+            step of an optimizer that it skips uses up no residual. With error feedback each trained
+            parameter has to be in an optimizer that is given.
         replicas: the ranks with other replicas of this rank's shards, where a model under
             fully_shard is replicated outside of its mesh. Their averages then travel over gradwire,
             and torch scatters gradients within the mesh itself.
@@ -304,7 +306,7 @@ def _fully_sharded(
     replicas: dist.ProcessGroup | None,
     policy: str | Policy | None,
     options: dict[str, object],
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
     scaler: torch.amp.GradScaler | None,
 ) -> Connection:
     """Makes the connection of a model under fully_shard."""
@@ -350,7 +352,7 @@ def _failing(process_group: dist.ProcessGroup | None) -> Iterator[None]:
 def _configured(
     model: DistributedDataParallel,
     policy: str | Policy | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Given,
     scaler: torch.amp.GradScaler | None,
     options: dict[str, object],
 ) -> HookState:

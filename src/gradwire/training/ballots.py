@@ -7,9 +7,10 @@ of these to the other ranks, as ballots (`gradwire.core.agreed.Ballot`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -39,7 +40,7 @@ class BallotBox:
 
     Args:
         policy: The policy.
-        optimizer: The optimizer whose learning rate is watched, None for none.
+        optimizers: The optimizers whose learning rates are watched.
         watched: Whether the losses have an effect (setting `loss_rise`).
 
     Attributes:
@@ -48,12 +49,16 @@ class BallotBox:
     """
 
     def __init__(
-        self, policy: Policy, optimizer: torch.optim.Optimizer | None, *, watched: bool = False
+        self,
+        policy: Policy,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        *,
+        watched: bool = False,
     ) -> None:
         self.epoch = -1
         self.applied_square: float | None = None
         self._policy = policy
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._warns = not watched
         self._rates = RateWatch()
         self._vote: Phase | None = None
@@ -122,8 +127,7 @@ class BallotBox:
             tolerant=self._vote == "tolerant",
             applied_square=self.applied_square,
             epoch=self.epoch,
-            falling=self._optimizer is not None
-            and self._rates.observe(_learning_rates(self._optimizer)),
+            falling=self._rates.observe(_learning_rates(self._optimizers)),
             congested=self._policy.congested,
             gauge=self._gauge(step, last, elapsed_s),
             scale=scale,
@@ -234,12 +238,13 @@ class BallotBox:
         return 1.0 / last.btlbw if last.btlbw > 0 else 0.0
 
 
-def _learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Returns the learning rates of the parameter groups.
+def _learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
+    """Returns the learning rates of the parameter groups of all optimizers, in order.
 
     Groups that compute their own (Adafactor's relative steps) have none to be watched.
     """
-    rates = (plain(_single(group.get("lr"))) for group in optimizer.param_groups)
+    groups = itertools.chain.from_iterable(each.param_groups for each in optimizers)
+    rates = (plain(_single(group.get("lr"))) for group in groups)
     return [float(rate) for rate in rates if is_number(rate)]
 
 

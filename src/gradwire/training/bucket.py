@@ -6,6 +6,7 @@ parameter is identified by its object and named as in the model.
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -113,10 +114,14 @@ class Layouts:
 
     Args:
         names: The parameters' names.
+        check: Called with the names and parameters of each new layout; may raise ConfigError.
     """
 
-    def __init__(self, names: ParameterNames) -> None:
+    def __init__(
+        self, names: ParameterNames, check: Callable[[list[tuple[str, torch.Tensor]]], None]
+    ) -> None:
         self._names = names
+        self._check = check
         self._known: dict[tuple[int, ...], HashedTuple[TensorSlot]] = {}
 
     def of(self, bucket: Bucket) -> HashedTuple[TensorSlot]:
@@ -125,8 +130,10 @@ class Layouts:
         key = tuple(map(id, parameters))
         known = self._known.get(key)
         if known is None:
+            named = [(self._names(each), each) for each in parameters]
+            self._check(named)
             known = self._known[key] = slots_of(
-                [(self._names(p), p.numel()) for p in parameters], bucket.buffer().numel()
+                [(name, each.numel()) for name, each in named], bucket.buffer().numel()
             )
         return known
 

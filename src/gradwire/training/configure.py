@@ -7,7 +7,7 @@ import dataclasses
 import os
 import typing
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import (
@@ -22,6 +22,7 @@ from gradwire.policies.base import option_names
 from gradwire.policies.registry import all_names
 from gradwire.training.feedback.optimizer_moments import is_of_adams_family, keeps_first_moment
 from gradwire.training.feedback.residuals import auto_feedback
+from gradwire.training.optimizers import kinds, several
 
 __all__ = ["agreed_configuration", "configure"]
 
@@ -32,7 +33,7 @@ def configure(
     policy: str | Policy | None,
     options: Mapping[str, object],
     environment: Mapping[str, str] | None = None,
-    optimizer: object | None = None,
+    optimizer: object = None,
     scattered: bool = False,
 ) -> tuple[Policy, Settings]:
     """Splits options into the policy's and the common settings, and reads GRADWIRE_* variables.
@@ -42,7 +43,8 @@ def configure(
             "adaptive".
         options: Options of the policy, and settings.
         environment: Environment variables; None for os.environ.
-        optimizer: The optimizer, which decides error_feedback="auto" and a fill that is left to it.
+        optimizer: The optimizer, or a list of several, which decide error_feedback="auto" and a
+            fill that is left to them: each of them has to suit.
         scattered: Whether each rank gets its shard of the results alone. Then error_feedback="auto"
             means off, since what a rank contributes is unsharded, and so would be its residual.
 
@@ -53,6 +55,7 @@ def configure(
         ConfigError: A name is unknown or a value impossible; the error names the setting, the
             value and what is allowed.
     """
+    optimizers = several(optimizer)
     check_environment(all_names(), environment)
     common = {name: value for name, value in options.items() if name in setting_names()}
     others = {name: value for name, value in options.items() if name not in common}
@@ -92,13 +95,15 @@ def configure(
         common, environment=environment, also_known=option_names(type(chosen))
     )
     if settings.error_feedback == "auto":
-        feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
+        feedback = bool(optimizers) and all(map(auto_feedback, optimizers))
+        if chosen.feedback is not None:
+            feedback = chosen.feedback
         if chosen.fill in _STANDS_IN or scattered:
             feedback = False
         settings = dataclasses.replace(settings, error_feedback=feedback)
-    _decide_fill(chosen, settings, optimizer)
-    _check_feedback(chosen, settings, optimizer)
-    if settings.guard == "skip" and (optimizer is None or not settings.feedback):
+    _decide_fill(chosen, settings, optimizers)
+    _check_feedback(chosen, settings, optimizers)
+    if settings.guard == "skip" and (not optimizers or not settings.feedback):
         raise ConfigError.of(
             "guard",
             "skip",
@@ -131,14 +136,15 @@ _STANDS_IN = {"mean": "the mean of the arrivals", "momentum": "the optimizer's m
 """The fills that substitute what did not arrive, and what by."""
 
 
-def _decide_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
-    """Decides a fill that is left to the optimizer; raises ConfigError for an impossible one."""
+def _decide_fill(policy: Policy, settings: Settings, optimizers: Sequence[object]) -> None:
+    """Decides a fill that is left to the optimizers; raises ConfigError for an impossible one."""
     if policy.fill is None:
-        suits = is_of_adams_family(optimizer) and not settings.feedback
+        adams = bool(optimizers) and all(map(is_of_adams_family, optimizers))
+        suits = adams and not settings.feedback
         policy.fill = policy.fill_beside_adam if suits else "zero"
         policy.fill_was_open = True
-    if policy.fill == "momentum" and not keeps_first_moment(optimizer):
-        kind = "None" if optimizer is None else type(optimizer).__name__
+    lacking = [each for each in optimizers if not keeps_first_moment(each)]
+    if policy.fill == "momentum" and (lacking or not optimizers):
         raise ConfigError.of(
             "fill",
             "momentum",
@@ -146,7 +152,7 @@ def _decide_fill(policy: Policy, settings: Settings, optimizer: object | None) -
             "AdamW, NAdam, RAdam and Adamax keep on every rank (without "
             "maximize=True); give such an optimizer as attach(optimizer=…), or use "
             "fill='zero' or 'mean'",
-            beside=f"with optimizer={kind}",
+            beside=f"with optimizer={kinds(lacking)}",
         )
     if settings.feedback and policy.fill in _STANDS_IN:
         raise ConfigError.of(
@@ -165,7 +171,7 @@ _ADAPTIVE = ("betas", "beta2_decay", "centered", "lr_decay", "rho", "etas")
 They are Adam's family, Adafactor, RMSprop, Adagrad, Adadelta and Rprop."""
 
 
-def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None) -> None:
+def _check_feedback(policy: Policy, settings: Settings, optimizers: Sequence[object]) -> None:
     """Raises ConfigError for what a policy cannot do without error feedback, or would do twice."""
     need = policy.needs_feedback()
     if need is not None and not settings.feedback:
@@ -177,17 +183,18 @@ def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None
         )
     if not policy.momentum:
         return
-    groups = getattr(optimizer, "param_groups", [])
-    own = next((g["momentum"] for g in groups if g.get("momentum")), None)
-    if own is not None or any(key in group for group in groups for key in _ADAPTIVE):
-        kind = type(optimizer).__name__ + ("" if own is None else f"(momentum={own!r})")
-        raise ConfigError.of(
-            "momentum",
-            policy.momentum,
-            "the workers' momentum takes the place of the optimizer's, and both would "
-            "count it twice; use an optimizer without, such as SGD(momentum=0)",
-            beside=f"with optimizer={kind}",
-        )
+    for optimizer in optimizers:
+        groups = getattr(optimizer, "param_groups", [])
+        own = next((g["momentum"] for g in groups if g.get("momentum")), None)
+        if own is not None or any(key in group for group in groups for key in _ADAPTIVE):
+            kind = type(optimizer).__name__ + ("" if own is None else f"(momentum={own!r})")
+            raise ConfigError.of(
+                "momentum",
+                policy.momentum,
+                "the workers' momentum takes the place of the optimizer's, and both would "
+                "count it twice; use an optimizer without, such as SGD(momentum=0)",
+                beside=f"with optimizer={kind}",
+            )
 
 
 def _create(

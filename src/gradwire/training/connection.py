@@ -7,7 +7,7 @@ with the other ranks, and closes it.
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -26,9 +26,9 @@ from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
 from gradwire.training.hosts.seat import share_number, take_seat
 from gradwire.training.off import Off, switched_off
+from gradwire.training.optimizers import Given, Optimizers, several
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
-from gradwire.training.wrappers import inner_optimizer
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import load_engine
 from gradwire.transport.rendezvous import Meeting, agree
@@ -51,7 +51,7 @@ class Connection:
         options: the policy's options and the common settings.
         model: the module inside the wrapper, which names the parameters; None where it is unknown.
         process_group: the group that the gradients are averaged over; None is the default group.
-        optimizer: the optimizer that steps with these gradients.
+        optimizer: the optimizer that steps with these gradients, or a list of several.
         scaler: the GradScaler that scales the loss.
 
     Attributes:
@@ -70,7 +70,7 @@ class Connection:
     scattered: ClassVar[bool] = False
     """Whether each rank gets its shard of the results alone."""
 
-    _optimizer: torch.optim.Optimizer | None
+    _optimizers: Optimizers
     _scaler: torch.amp.GradScaler | None
 
     def __init__(
@@ -80,14 +80,14 @@ class Connection:
         *,
         model: torch.nn.Module | None,
         process_group: dist.ProcessGroup | None,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Given,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         self.process_group = process_group
         self.active = True
         self.attached = False
         self._know(model)
-        self._unhook: Callable[[], None] = no_op
+        self._unhook = contextlib.ExitStack()  # takes its hooks from the optimizers
         self._configure(policy, options, optimizer, scaler)
         self._pipeline: GradientPipeline | None = None
 
@@ -110,10 +110,9 @@ class Connection:
                     raise
                 undo.pop_all()
             meeting.close()
-            if self._optimizer is not None:
-                self._unhook = self._optimizer.register_step_pre_hook(
-                    functools.partial(_skip_step, self._pipeline)
-                ).remove
+            hook = functools.partial(_skip_step, self._pipeline)
+            for each in self._optimizers.each:
+                self._unhook.callback(each.register_step_pre_hook(hook).remove)
         return self._pipeline
 
     def _open(
@@ -133,7 +132,7 @@ class Connection:
         """
         settings = self._settings
         parts = self.policy, settings, self._names
-        rest = self._optimizer, writer
+        rest = self._optimizers, writer
         seat = take_seat(group, meeting, settings)
         if seat is None:
             communicator, number = _connect(group, settings, meeting, undo)
@@ -189,7 +188,7 @@ class Connection:
         self,
         policy: str | Policy | None,
         options: dict[str, object],
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Given = None,
         model: torch.nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
@@ -198,7 +197,7 @@ class Connection:
         Args:
             policy: as for the constructor, and so are options, optimizer and scaler.
             options: the policy's options and the common settings.
-            optimizer: the optimizer that steps with these gradients.
+            optimizer: the optimizer that steps with these gradients, or a list of several.
             model: names the parameters; None keeps their names.
             scaler: the GradScaler that scales the loss.
         """
@@ -214,10 +213,9 @@ class Connection:
         DDP holds the state for as long as the module lives, so all that it held is let go.
         """
         self.active = self.attached = False
-        self._unhook()
-        self._unhook = no_op
+        self._unhook.close()
         pipeline, self._pipeline = self._pipeline, None
-        self._optimizer, self._scaler = None, None
+        self._optimizers, self._scaler = Optimizers(), None
         if pipeline is not None:
             pipeline.close()
 
@@ -230,6 +228,7 @@ class Connection:
         self._names = ParameterNames(model)
         self._tensors: dict[str, int] | None = None
         self._vectors: frozenset[str] = frozenset()
+        self._trained: Mapping[str, torch.nn.Parameter] = {}  # those that are averaged
         self._largest = ("", 0)
         self._alone: list[str] = []  # trained parameters that nobody averages
         if model is None:
@@ -251,6 +250,7 @@ class Connection:
 
     def _note(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
         """Notes what policies and states ask of the parameters that are averaged."""
+        self._trained = averaged
         self._tensors = {name: each.numel() for name, each in averaged.items()}
         self._vectors = frozenset(name for name, each in averaged.items() if each.dim() < 2)
         self._names.trained = self._tensors
@@ -261,7 +261,7 @@ class Connection:
         self,
         policy: str | Policy | None,
         options: dict[str, object],
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Given,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         if switched_off(policy):
@@ -269,10 +269,28 @@ class Connection:
             options = {k: v for k, v in options.items() if k == "rendezvous_timeout"}
         else:
             load_engine()  # a missing engine is an error before the ranks meet
-        optimizer = inner_optimizer(optimizer)
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
-        if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        optimizers = several(optimizer)
+        for each in optimizers:
+            self._check_optimizer(each)
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
+        self.policy, self._settings = configure(
+            policy, options, optimizer=optimizers, scattered=self.scattered
+        )
+        self._prepare()
+        if self.policy.fill_was_open and not Optimizers(optimizers).hold(self._trained.values()):
+            self.policy.fill = "zero"
+        self._optimizers = Optimizers(optimizers, self._needs_holders(scaler))
+        self._optimizers.check(self._trained.items())
+        self._scaler = scaler
+
+    def _check_optimizer(self, optimizer: object) -> None:
+        """Raises ConfigError for what is no optimizer of this module that can be followed."""
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError.of(
+                "optimizer", optimizer, "a torch.optim.Optimizer, a list of several, or None"
+            )
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
             raise _refused(
                 optimizer,
                 "a wrapper that takes no step hooks (it is not initialised as a "
@@ -284,37 +302,35 @@ class Connection:
                 "with overlap_with_ddp=True it steps in a communication hook of its own and its "
                 "step() does nothing; make it with overlap_with_ddp=False",
             )
-        if optimizer is not None and self._names.trained is not None:
-            held = (p for group in optimizer.param_groups for p in group["params"])
-            if not any(map(self._names.knows, held)):
-                raise _refused(
-                    optimizer,
-                    "it holds none of the module's parameters; give the one that steps with "
-                    "their gradients, or None",
-                )
-        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-            raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
-        self.policy, self._settings = configure(
-            policy, options, optimizer=optimizer, scattered=self.scattered
-        )
-        self._prepare()
-        self._optimizer = optimizer
-        self._scaler = scaler
-        self._unhook = no_op
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        if self._names.trained is not None and not any(map(self._names.knows, held)):
+            raise _refused(
+                optimizer,
+                "it holds none of the module's parameters; give the one that steps with "
+                "their gradients, or None",
+            )
+
+    def _needs_holders(self, scaler: torch.amp.GradScaler | None) -> str:
+        """Returns why the optimizer of each parameter has to be known; "" where it need not be."""
+        keeps = self._settings.feedback or bool(self.policy.momentum)
+        if scaler is not None and scaler.is_enabled() and keeps:
+            return "the loss scaler decides by optimizer which gradients it drops"
+        if self._settings.guard == "skip":
+            return "guard='skip' keeps each optimizer from a step"
+        if self.policy.fill == "momentum":
+            return "fill='momentum' takes what is missing from its optimizer"
+        return ""
 
 
 def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Takes the gradients of a skipped step away before the optimizer steps.
 
     Without gradients neither the parameters nor momentum nor weight decay move. Parameters of
-    other modules keep theirs.
+    other modules keep theirs, and so do those of other optimizers until these step.
     """
     pipeline.stepped(optimizer)
-    skipped = set(map(id, pipeline.take_skipped()))
-    for group in optimizer.param_groups if skipped else ():
-        for parameter in group["params"]:
-            if id(parameter) in skipped:
-                parameter.grad = None
+    for parameter in pipeline.take_skipped(optimizer):
+        parameter.grad = None
 
 
 def _connect(

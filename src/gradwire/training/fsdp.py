@@ -31,6 +31,7 @@ from gradwire.training.bucket import Scatter
 from gradwire.training.connection import Connection
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
 from gradwire.training.guard import floor_of
+from gradwire.training.optimizers import Given
 
 __all__ = ["ReduceScatter", "Replicated", "Sharded", "average"]
 
@@ -105,7 +106,7 @@ class FullySharded(Connection):
         policy: str | Policy | None,
         options: dict[str, object],
         *,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Given,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         self._groups = groups

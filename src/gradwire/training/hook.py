@@ -23,6 +23,7 @@ from gradwire.training.bucket import GradBucket
 from gradwire.training.connection import Connection, no_op
 from gradwire.training.ddp_module import python_reducer
 from gradwire.training.off import OFF, agree_off
+from gradwire.training.optimizers import Given, Optimizers
 from gradwire.training.pipeline import GradientPipeline
 
 __all__ = ["HookState", "comm_hook"]
@@ -39,7 +40,8 @@ class HookState(Connection):
         model: the module inside DDP, which names the parameters; "adaptive" and "plot" need it.
             Without it parameters are named in the order they appear.
         process_group: the group that the gradients are averaged over; None is the default group.
-        optimizer: the optimizer that steps with these gradients (see `gradwire.attach`).
+        optimizer: the optimizer that steps with these gradients, or a list of several (see
+            `gradwire.attach`).
         scaler: the GradScaler that scales the loss (see `gradwire.attach`).
         find_unused_parameters: as given to DDP, which then ignores the results of parameters that
             no worker used. The residual of such a parameter waits until the parameter is used.
@@ -59,7 +61,7 @@ class HookState(Connection):
         *,
         model: torch.nn.Module | None = None,
         process_group: dist.ProcessGroup | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Given = None,
         scaler: torch.amp.GradScaler | None = None,
         find_unused_parameters: bool = False,
         **options: object,
@@ -138,9 +140,9 @@ class HookState(Connection):
         self.delayed = False
         self.find_unused_parameters = state.get("finds_unused", False)
         self._know(None)
-        self._optimizer = None
+        self._optimizers = Optimizers()
         self._scaler = None
-        self._unhook = no_op
+        self._unhook = contextlib.ExitStack()
         self.policy, self._settings = state["policy"], state["settings"]
         if self.policy.fill_was_open:  # the optimizer decided it, and is not copied
             self.policy.fill = "zero"

@@ -48,6 +48,7 @@ from gradwire.training.groups import Host
 from gradwire.training.guard import StepGuard, nothing_applied, sent_twice
 from gradwire.training.loss_watch import LossWatch
 from gradwire.training.off import owed_nothing
+from gradwire.training.optimizers import Optimizers, held_by
 from gradwire.training.scaler import SkipWatch
 from gradwire.training.staging import StagePool, failed
 from gradwire.training.step import (
@@ -95,7 +96,7 @@ class GradientPipeline:
         settings: The settings.
         names: Names of the parameters.
         number: The number that it has taken of the communicator; `close` returns it.
-        optimizer: The optimizer; None where it is not known.
+        optimizers: The optimizers; None where they are not known.
         writer: The open file of reports, which `close` closes; None for none.
         clock: Returns the time in seconds.
         scaler: The loss scaler, which gives the scale of gradients at each step's start and skips
@@ -120,7 +121,7 @@ class GradientPipeline:
         settings: Settings,
         names: ParameterNames,
         number: int,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizers: Optimizers | None = None,
         writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         scaler: torch.amp.GradScaler | None = None,
@@ -130,8 +131,10 @@ class GradientPipeline:
         self._host = host or Host((communicator.job_rank,), communicator.ranks)
         self.policy = policy
         self.settings = settings
-        self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
-        if policy.fill == "momentum" and optimizer is None:
+        self._optimizers = optimizers or Optimizers()
+        each = self._optimizers.each
+        self._ballots = BallotBox(policy, each, watched=settings.loss_rise is not None)
+        if policy.fill == "momentum" and not each:
             raise ConfigError.of(
                 "fill",
                 "momentum",
@@ -139,10 +142,10 @@ class GradientPipeline:
                 beside=f"of policy {policy.name!r} without its optimizer (a copied HookState has "
                 "none)",
             )
-        self._moments = None if optimizer is None else FirstMoments(optimizer)
+        self._moments = FirstMoments(each)
         self._clock = clock
         self._scaler = scaler
-        self._skips = SkipWatch(scaler, watched=optimizer is not None)
+        self._skips = SkipWatch(scaler, watched=bool(each))
         self._started: float | None = None  # the start of the last step
         self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(
@@ -158,7 +161,7 @@ class GradientPipeline:
         self.number = number
         self._closed = False
         self._names = names
-        self._layouts = Layouts(names)
+        self._layouts = Layouts(names, self._optimizers.check)
         self._stages = StagePool()
         self._writer = writer
         self._mutex = threading.Lock()
@@ -381,10 +384,14 @@ class GradientPipeline:
         """Notes that the optimizer steps."""
         self._skips.stepped(optimizer)
 
-    def take_skipped(self) -> list[torch.Tensor]:
-        """Returns, once, the parameters of a step just reduced that the optimizer must skip."""
-        skipped, self._skipped = self._skipped, []
-        return skipped
+    def take_skipped(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        """Returns, once, an optimizer's parameters whose step, just reduced, it must skip."""
+        if not self._skipped:
+            return []
+        held = set(map(id, held_by(optimizer)))
+        taken = [each for each in self._skipped if id(each) in held]
+        self._skipped = [each for each in self._skipped if id(each) not in held]
+        return taken
 
     def close(self) -> None:
         """Closes the report file, and the engine unless others use it. Idempotent."""
@@ -507,7 +514,7 @@ class GradientPipeline:
     ) -> Transfer:
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
-                self.take_skipped()  # a loss scaler may have kept the optimizer from it
+                self._skipped = []  # a loss scaler may have kept an optimizer from it
                 self._skips.check()
                 self._skips.forget()
                 theirs = [each.scale for each in others if each.scale is not None]
@@ -705,7 +712,7 @@ class GradientPipeline:
         """Fills elements that no contribution reached from the optimizer."""
         missing = report.applied == 0
         assert transfer.asked.scatter is None
-        if self._moments is None or not missing.any():
+        if not missing.any():
             return
         with transfer.stage.behind():  # the optimizer's step came before the gradients
             self._moments.fill(

@@ -59,14 +59,14 @@ def is_of_adams_family(optimizer: object | None) -> bool:
 
 
 class FirstMoments:
-    """The first moments of one optimizer, in the order of buckets.
+    """The first moments of a module's optimizers, in the order of buckets.
 
     Args:
-        optimizer: The optimizer.
+        optimizers: The optimizers, at most one of which holds each parameter.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
         self._warned = False
 
     def fill(
@@ -80,7 +80,7 @@ class FirstMoments:
     ) -> None:
         """Writes first moments into a bucket's result where chunks are missing.
 
-        Parameters with which the optimizer has not stepped keep zeros.
+        Parameters with which their optimizer has not stepped keep zeros.
 
         Args:
             slots: The bucket's tensors.
@@ -103,12 +103,13 @@ class FirstMoments:
 
     def _moment(self, parameter: torch.Tensor, length: int) -> NDArray[np.float32] | None:
         """Returns a parameter's first moment as its slot of that many elements lays it out."""
-        state = self._optimizer.state.get(parameter)
-        if not state:
+        states = ((each, each.state.get(parameter)) for each in self._optimizers)
+        owner, state = next((found for found in states if found[1]), (None, None))
+        if owner is None or state is None:
             return None
         moment = state.get(KEY)
         if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
-            self._warn()
+            self._warn(owner)
             return None
         moment = moment.detach()
         if isinstance(moment, DTensor):  # of fully_shard, whose shards end with padding
@@ -120,11 +121,11 @@ class FirstMoments:
         found: NDArray[np.float32] = flat.numpy()
         return found
 
-    def _warn(self) -> None:
+    def _warn(self, owner: torch.optim.Optimizer) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"fill='momentum' with optimizer={type(self._optimizer).__name__}: its state has "
+                f"fill='momentum' with optimizer={type(owner).__name__}: its state has "
                 f"no {KEY!r}, so what is missing stays zero; use fill='zero' or 'mean'",
                 RuntimeWarning,
                 stacklevel=2,

@@ -65,7 +65,7 @@ class Follower(SharingPipeline):
     # ------------------------------------------------------------------ a bucket's way
 
     def _step_input(self, joined: bool) -> StepInput:
-        self.take_skipped()
+        self._skipped = []
         self._skips.check()
         self._skips.forget()
         if self._scaler is not None and not joined:

@@ -1,0 +1,88 @@
+"""The optimizers that step with the gradients of one module, and what each of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gradwire.core.errors import ConfigError
+from gradwire.training.wrappers import inner_optimizer
+
+__all__ = ["Given", "Optimizers", "held_by", "kinds", "several"]
+
+Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+"""What users give as `optimizer=`: one, a list of several, or None."""
+
+
+def several(given: Any) -> tuple[Any, ...]:
+    """Returns the optimizers that a user gave, without the wrappers of frameworks."""
+    if given is None:
+        return ()
+    if isinstance(given, (list, tuple)):
+        return tuple(map(inner_optimizer, given))
+    return (inner_optimizer(given),)
+
+
+def kinds(optimizers: Sequence[object]) -> str:
+    """Names the classes of optimizers as text: "None", "SGD", "Muon, AdamW"."""
+    return ", ".join(type(each).__name__ for each in optimizers) or "None"
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Returns the parameters that an optimizer steps with."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class Optimizers:
+    """The optimizers of one module.
+
+    Args:
+        each: The optimizers; none where they are not known.
+        need: Why one of them has to hold each trained parameter, as text; "" where it need not.
+
+    Attributes:
+        each: See above.
+    """
+
+    def __init__(self, each: Sequence[torch.optim.Optimizer] = (), need: str = "") -> None:
+        self.each = tuple(each)
+        self._need = need
+
+    def __bool__(self) -> bool:
+        return bool(self.each)
+
+    def hold(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Returns whether each of these parameters is in one of them."""
+        held = {id(parameter) for each in self.each for parameter in held_by(each)}
+        return all(id(parameter) in held for parameter in parameters)
+
+    def check(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Checks who holds these parameters, which are trained.
+
+        Raises:
+            ConfigError: Two optimizers hold one of them, or none does though one has to. The error
+                names the first such parameter.
+        """
+        holders = [set(map(id, held_by(each))) for each in self.each]
+        given = kinds(self.each)
+        for name, parameter in parameters:
+            count = sum(id(parameter) in each for each in holders)
+            if count > 1:
+                raise ConfigError.about(
+                    f"optimizer={given}",
+                    f"more than one holds parameter {name!r}; give those that step with this "
+                    "module's gradients, each parameter in one of them",
+                    setting="optimizer",
+                    value=name,
+                )
+            if count == 0 and self._need:
+                raise ConfigError.about(
+                    f"optimizer={given}",
+                    f"parameter {name!r} is trained and in none, and {self._need}; give all that "
+                    "step with this module's gradients, as in optimizer=[first, second], or set "
+                    "requires_grad=False before the module is wrapped",
+                    setting="optimizer",
+                    value=name,
+                )
