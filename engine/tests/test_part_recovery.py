@@ -13,6 +13,7 @@ from _parts import (
     LossMeter,
     Recovery,
     Rtt,
+    SentPackets,
     profile_of,
     repeat_after,
     repeats,
@@ -76,6 +77,45 @@ def test_packets_in_flight_have_a_limit_and_none_is_forgotten_below_it() -> None
         largest = min(largest, recovery.next() - 1)
         acked += len(recovery.on_ack(Ack(largest, [2**64 - 1] * 128), MS)[1])
     assert (acked, recovery.in_flight(), recovery.full()) == (131_071, 0, False)
+
+
+def test_an_ack_leads_to_the_packets_alone_that_it_acknowledges_first() -> None:
+    packets = SentPackets()
+    late = 4_000
+    for number in range(1, 10_001):
+        assert packets.push() == number
+        if number not in (late, 10_000 - 70):
+            packets.settle(number, True)
+    open_now = {
+        number - bit
+        for number in range(10_000, packets.oldest(), -64)
+        for bit in range(64)
+        if packets.open(number) >> bit & 1
+    }
+    assert open_now == {late, 10_000 - 70}
+    packets.settle(late, False)  # sent again, and its ACK may still arrive
+    assert packets.open(late) == 1
+    packets.settle(late, True)
+    assert packets.open(late) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 400)), max_size=60))
+def test_the_open_packets_are_those_sent_and_not_acknowledged(
+    course: list[tuple[int, int]],
+) -> None:
+    packets = SentPackets()
+    unacknowledged: set[int] = set()
+    for acked, sent in course:
+        for _ in range(sent):
+            unacknowledged.add(packets.push())
+        for number in sorted(unacknowledged)[acked:]:
+            packets.settle(number, True)
+            unacknowledged.remove(number)
+        for number in {*unacknowledged, 1, 64, 65}:
+            bits = packets.open(number)
+            for back in range(64):
+                if number - back >= packets.oldest():
+                    assert bits >> back & 1 == (number - back in unacknowledged)
 
 
 # ---------------------------------------------------------------------------- loss detection

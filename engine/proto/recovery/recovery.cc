@@ -40,17 +40,14 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
     refused_ = refused;
     refused_time_ = now;
   }
-  const uint64_t floor = std::min(sent_.lowest(), lost_floor_);
-  for (uint16_t w = 0; w < ack.words; ++w) {
-    uint64_t bits = ack.bitmap[w];
-    while (bits) {
-      const auto i = static_cast<uint64_t>(__builtin_ctzll(bits));
-      bits &= bits - 1;
-      const uint64_t back = uint64_t{w} * 64 + i;
-      if (back >= largest || largest - back < floor) break;
-      SentPacket* packet = sent_.find(largest - back);
-      if (!packet || packet->state == SentPacket::State::acked) continue;
-      if (back == 0 && packet->number > largest_acked_ && packet->state != SentPacket::State::lost)
+  const uint64_t known = largest + 1 - std::min(sent_.oldest(), largest + 1);
+  for (uint64_t w = 0; w < ack.words && w * 64 < known; ++w) {
+    const uint64_t from = largest - w * 64;
+    for (uint64_t bits = ack.bitmap[w] & sent_.open(from); bits; bits &= bits - 1) {
+      SentPacket* packet = sent_.find(from - static_cast<uint64_t>(__builtin_ctzll(bits)));
+      if (!packet) continue;
+      if (packet->number == largest && largest > largest_acked_ &&
+          packet->state != SentPacket::State::lost)
         rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
       acknowledge(*packet, acked);
     }
@@ -70,7 +67,7 @@ void Recovery::acknowledge(SentPacket& packet, Acked& acked) {
     packet_threshold_ =
         std::min(std::max(packet_threshold_, largest_acked_ - packet.number) + kBeyond,
                  kMostPacketThreshold);
-    packet.state = SentPacket::State::acked;
+    sent_.settle(packet, SentPacket::State::acked);
     return;
   }
   if (packet.number > largest_acked_) {
@@ -89,7 +86,6 @@ SentPacket* Recovery::in_flight(uint64_t number) {
 
 void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
   sent_.settle(packet, why == Again::lost ? SentPacket::State::lost : SentPacket::State::probed);
-  lost_floor_ = std::min(lost_floor_, packet.number);
   lost.push_back({packet, why});
 }
 
@@ -107,8 +103,6 @@ void Recovery::detect_losses(std::vector<Lost>& lost) {
     // lost.
     give_up(*packet, n <= refused_ ? Again::refused : Again::lost, lost);
   }
-  if (lost_floor_ + sent_.history() < sent_.lowest())
-    lost_floor_ = sent_.lowest() - sent_.history();
 }
 
 void Recovery::forget_reordering() {

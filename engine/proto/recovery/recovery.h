@@ -105,9 +105,8 @@ class Recovery {
   std::vector<uint64_t> control_;  // numbers of control frames, in order; some are acknowledged
   uint64_t largest_acked_ = 0;
   Nanos largest_acked_sent_ = 0;
-  uint64_t refused_ = 0;              // highest number that the peer has reported as refused
-  Nanos refused_time_ = -kSecond;     // when that report arrived
-  uint64_t lost_floor_ = UINT64_MAX;  // lowest lost number whose ACK is not recorded yet
+  uint64_t refused_ = 0;           // highest number that the peer has reported as refused
+  Nanos refused_time_ = -kSecond;  // when that report arrived
   uint64_t packet_threshold_ = kPacketThreshold;  // grows with spurious retransmissions
   Nanos timer_base_ = 0;                          // start of the probe timer
   uint32_t timeouts_ = 0;                         // probe time-outs in a row

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/bit_ring.h"
 #include "proto/base/time.h"
 #include "wire/packet.h"
 
@@ -49,11 +50,13 @@ class SentPackets {
     SentPacket& p = at(next_);
     p.number = next_++;
     p.state = SentPacket::State::flight;
+    open_.set(p.number);
     ++in_flight_;
     return p;
   }
 
-  uint64_t history() const { return ring_.size(); }
+  // The lowest number that has not been overwritten.
+  uint64_t oldest() const { return next_ > ring_.size() ? next_ - ring_.size() : 1; }
 
   // Returns null when that number was never sent or has been overwritten.
   SentPacket* find(uint64_t number) {
@@ -61,8 +64,14 @@ class SentPackets {
     return p.number == number && p.state != SentPacket::State::none ? &p : nullptr;
   }
 
+  // The packets among 64 that are not acknowledged: bit i stands for number - i. An ACK names the
+  // same packets again and again, and this leaves the new ones of its bitmap. Numbers below
+  // oldest() may appear.
+  uint64_t open(uint64_t number) const { return open_.down_from(number); }
+
   void settle(SentPacket& p, SentPacket::State state) {
     if (p.state == SentPacket::State::flight) --in_flight_;
+    if (state == SentPacket::State::acked) open_.clear(p.number);
     p.state = state;
     while (lowest_ < next_ && at(lowest_).state != SentPacket::State::flight) ++lowest_;
   }
@@ -74,12 +83,17 @@ class SentPackets {
   SentPacket& at(uint64_t number) { return ring_[number & mask_]; }
   void grow() {
     std::vector<SentPacket> larger(2 * ring_.size());
-    for (const SentPacket& p : ring_) larger[p.number & (larger.size() - 1)] = p;
+    open_ = BitRing(larger.size());
+    for (const SentPacket& p : ring_) {
+      larger[p.number & (larger.size() - 1)] = p;
+      if (p.state != SentPacket::State::acked) open_.set(p.number);
+    }
     ring_ = std::move(larger);
     mask_ = ring_.size() - 1;
   }
 
   std::vector<SentPacket> ring_;
+  BitRing open_{kFirst};        // packets that are not acknowledged
   uint64_t mask_ = kFirst - 1;  // its size less one
   uint64_t next_ = 1;
   uint64_t lowest_ = 1;

@@ -107,6 +107,20 @@ void bind_recovery(nb::module_& module) {
       .def("add", &FirstRound::add, "round"_a, "window"_a)
       .def("rate", &FirstRound::rate, "window"_a);
 
+  nb::class_<SentPackets>(module, "SentPackets")
+      .def(nb::init<>())
+      .def("push", [](SentPackets& self) { return self.push().number; })
+      .def(
+          "settle",
+          [](SentPackets& self, uint64_t number, bool acked) {
+            self.settle(*self.find(number),
+                        acked ? SentPacket::State::acked : SentPacket::State::probed);
+          },
+          "number"_a, "acked"_a)
+      .def("lowest", &SentPackets::lowest)
+      .def("oldest", &SentPackets::oldest)
+      .def("open", &SentPackets::open, "number"_a);
+
   nb::class_<Recovery>(module, "Recovery")
       .def(nb::init<>())
       .def_ro("rtt", &Recovery::rtt)

@@ -1,0 +1,50 @@
+// BitRing has one bit for each of so many consecutive numbers. A number shares its bit with the one
+// a whole ring before it.
+//
+// Bits lie in descending order of numbers, as in an ACK's bitmap, so that a word of either is read
+// at once.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace gradwire {
+
+class BitRing {
+ public:
+  // `numbers`: a power of two, 64 at least.
+  explicit BitRing(uint64_t numbers) : words_(numbers / 64), mask_(numbers - 1) {}
+
+  bool test(uint64_t n) const { return word(n) >> (~n % 64) & 1; }
+  void set(uint64_t n) { word(n) |= uint64_t{1} << (~n % 64); }
+  void clear(uint64_t n) { word(n) &= ~(uint64_t{1} << (~n % 64)); }
+  void clear() { std::fill(words_.begin(), words_.end(), 0); }
+  // Clears the bits of all numbers from `first` to `last`.
+  void clear(uint64_t first, uint64_t last) {
+    for (uint64_t n = first; n <= last;) {
+      if (n % 64 == 0 && n + 63 <= last) {
+        word(n) = 0;
+        n += 64;
+      } else {
+        clear(n++);
+      }
+    }
+  }
+  // The bits of 64 numbers: bit i is that of n - i. It is 0 for numbers below 1.
+  uint64_t down_from(uint64_t n) const {
+    const uint64_t above = ~n % 64;
+    uint64_t bits = word(n) >> above;
+    if (above) bits |= word(n - 64) << (64 - above);
+    return n < 64 ? bits & ((uint64_t{1} << n) - 1) : bits;
+  }
+
+ private:
+  uint64_t& word(uint64_t n) { return words_[(~n & mask_) / 64]; }
+  uint64_t word(uint64_t n) const { return words_[(~n & mask_) / 64]; }
+
+  std::vector<uint64_t> words_;
+  uint64_t mask_;
+};
+
+}  // namespace gradwire
