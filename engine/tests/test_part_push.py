@@ -4,6 +4,7 @@ next and what closes out.
 
 from typing import Any
 
+import numpy as np
 import pytest
 from _parts import (
     NEVER,
@@ -576,6 +577,33 @@ def test_exact_sums_are_in_rank_order_and_a_chunk_in_its_turn_is_never_refused()
     assert sums.add(1, 0, payloads[1], False, 0) == Added.counted
     assert (sums.all_final(), memory.waiting) == (True, 0)
     assert sums.result(0) == [7.0] * CHUNK
+
+
+@pytest.mark.parametrize("options", [{}, {"encoding": "half"}])
+def test_an_exact_sum_reads_the_own_values_of_rank_0_when_those_of_rank_1_come(
+    options: dict[str, Any],
+) -> None:
+    plan, grid = plan_of((10, 0.0), **options)
+    own = np.full(10 * CHUNK, 9.0, np.float32)
+    sums = Aggregator(plan, grid, 0, 2, Memory(1 << 20), here=0, own=own)
+    sums.open(0, [], 0)  # takes no pass over memory
+    own[:] = 1.0
+    sums.open(1, [], 0)
+    for chunk in range(grid.chunks()):
+        two = np.full(grid.length(chunk), 2.0, np.float16 if options else np.float32).tobytes()
+        assert sums.add(1, chunk, two, False, 0) == Added.counted
+    assert sums.all_final()
+    for chunk in range(grid.chunks()):
+        assert sums.result(chunk) == [3.0] * grid.length(chunk)
+
+
+def test_the_sum_of_one_worker_is_its_own_values() -> None:
+    plan, grid = plan_of((10, 0.0))
+    own = np.arange(10 * CHUNK, dtype=np.float32)
+    sums = Aggregator(plan, grid, 0, 1, Memory(1 << 20), here=0, own=own)
+    sums.open(0, [], 0)
+    assert sums.all_final()
+    assert sums.result(3) == own[3 * CHUNK : 4 * CHUNK].tolist()
 
 
 @pytest.mark.parametrize(("chunk", "payload"), [(10, PAYLOAD), (0, PAYLOAD[:-4]), (0, b"")])

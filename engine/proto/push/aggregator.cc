@@ -69,12 +69,7 @@ void Aggregator::accept_own(Nanos now) {
   for (uint32_t c : PushList(plan_, grid_, shard_, critical, own_priorities_).sent) {
     const uint32_t local = c - shard_.begin;
     if (worker_[self].decided.test(local)) continue;
-    if (contributors_[local]) {
-      sum_.add_own(local);
-    } else {
-      own_left_[local] = 1;
-    }
-    ++contributors_[local];
+    add_own(local);
     count(self, local);
     decide(self, local);
   }
@@ -110,8 +105,7 @@ Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
     count(worker, local);
     add_in_order(worker, local, payload);
   } else {
-    add_on_arrival(local, payload.data());
-    ++contributors_[local];
+    add_payload(local, payload.data());
     count(worker, local);
   }
   decide(worker, local);
@@ -126,13 +120,8 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
   }
   const uint8_t* values = payload.data();
   for (;;) {
-    if (turns_->turn(local) == 0) {
-      mine ? sum_.start_with_own(local) : sum_.start(local, values);
-    } else {
-      mine ? sum_.add_own(local) : sum_.add(local, values);
-    }
+    mine ? add_own(local) : add_payload(local, values);
     const uint16_t turn = turns_->pass(local);
-    ++contributors_[local];
     if (turn == workers_) return;
     mine = turn == self_;
     values = mine ? nullptr : turns_->take(local, turn);
@@ -140,7 +129,16 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
   }
 }
 
-void Aggregator::add_on_arrival(uint32_t local, const uint8_t* payload) {
+// An own contribution that would begin a sum is left where it is until the next one arrives, so
+// that an op begins without a pass over memory.
+void Aggregator::add_own(uint32_t local) {
+  if (contributors_[local]++)
+    sum_.add_own(local);
+  else
+    own_left_[local] = 1;
+}
+
+void Aggregator::add_payload(uint32_t local, const uint8_t* payload) {
   if (own_left_[local]) {
     own_left_[local] = 0;
     sum_.start_pair(local, payload);
@@ -149,6 +147,7 @@ void Aggregator::add_on_arrival(uint32_t local, const uint8_t* payload) {
   } else {
     sum_.add(local, payload);
   }
+  ++contributors_[local];
 }
 
 void Aggregator::count(uint16_t worker, uint32_t local) {

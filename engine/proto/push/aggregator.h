@@ -99,7 +99,8 @@ class Aggregator {
 
   Added take(uint16_t worker, uint32_t local, std::span<const uint8_t> payload, bool stashed);
   void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
-  void add_on_arrival(uint32_t local, const uint8_t* payload);
+  void add_own(uint32_t local);
+  void add_payload(uint32_t local, const uint8_t* payload);
   void count(uint16_t worker, uint32_t local);
   void decide(uint16_t worker, uint32_t local);
   void finish(uint32_t local);
@@ -119,7 +120,7 @@ class Aggregator {
   // By chunk: contributions in the sum, and workers that it is decided for.
   Zeroed<uint16_t> contributors_;
   Zeroed<uint16_t> decided_;
-  Zeroed<uint8_t> own_left_;  // lossy plans: the own contribution is not yet in the sum
+  Zeroed<uint8_t> own_left_;  // the own contribution begins the sum once another one arrives
   std::vector<Worker> worker_;
   uint16_t opened_ = 0;  // workers
   std::vector<uint32_t> finished_;

@@ -1,3 +1,5 @@
+#include <nanobind/ndarray.h>
+
 #include <span>
 #include <tuple>
 #include <vector>
@@ -10,6 +12,11 @@
 #include "tests/parts/parts.h"
 
 namespace gradwire::parts {
+namespace {
+
+using OwnArray = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+}  // namespace
 
 void bind_push(nb::module_& module) {
   nb::class_<Grid>(module, "Grid")
@@ -106,12 +113,15 @@ void bind_push(nb::module_& module) {
       .def(
           "__init__",
           [](Aggregator* self, const Plan& plan, const Grid& grid, size_t shard, uint16_t workers,
-             Memory& memory) {
-            new (self) Aggregator(plan, grid, grid.shards.at(shard), workers, Aggregator::kNoSelf,
-                                  {}, memory);
+             Memory& memory, int here, const std::optional<OwnArray>& own) {
+            codec::Elements elements;
+            if (own) elements.bytes = reinterpret_cast<uint8_t*>(own->data());
+            new (self)
+                Aggregator(plan, grid, grid.shards.at(shard), workers, here, elements, memory);
           },
-          "plan"_a, "grid"_a, "aggregator"_a, "workers"_a, "memory"_a, nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>())
+          "plan"_a, "grid"_a, "aggregator"_a, "workers"_a, "memory"_a, nb::kw_only(),
+          "here"_a = Aggregator::kNoSelf, "own"_a = nb::none(), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 8>())
       .def(
           "open",
           [](Aggregator& self, uint16_t worker, const std::vector<uint32_t>& critical, Nanos now) {
