@@ -91,9 +91,15 @@ class Engine {
     spec.timeout = timeout;
     const uint64_t id = spec.op;
     spec.timeout_from = timeout_from;
-    loop_->start(std::move(spec));
-    // The engine's thread writes into the array, so it is kept even if the caller drops it.
-    held_.insert_or_assign(id, data);
+    // The engine's thread writes into the array from start() on, so it is kept before that, and
+    // even if the caller drops it.
+    const auto [held, fresh] = held_.try_emplace(id, data);
+    try {
+      loop_->start(std::move(spec));
+    } catch (...) {
+      if (fresh) held_.erase(held);
+      throw;
+    }
   }
 
   std::optional<OpReport> next_completion(int64_t timeout) {

@@ -202,10 +202,14 @@ void Loop::start(OpSpec spec) {
           "class_dscp: the kernel takes no DSCP for each datagram (IP_TOS or IPV6_TCLASS in "
           "sendmsg); leave it out");
     }
-    if (!impl.open_ops.emplace(spec.op, spec.step).second) {
-      throw std::runtime_error(op_name(spec.op) + " runs already");
+    const auto [entry, fresh] = impl.open_ops.emplace(spec.op, spec.step);
+    if (!fresh) throw std::runtime_error(op_name(spec.op) + " runs already");
+    try {
+      impl.to_start.push_back(std::move(spec));
+    } catch (...) {
+      impl.open_ops.erase(entry);  // an op that never starts must not count as running
+      throw;
     }
-    impl.to_start.push_back(std::move(spec));
   });
 }
 

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,22 @@ def test_buffers_of_running_ops_are_kept_alive() -> None:
             done = engines[worker].next_completion(10 * SECOND)
             assert done is not None
             assert done.ok
+
+
+def test_an_array_is_kept_from_its_start_to_its_completion_and_a_refused_one_never() -> None:
+    with job(2) as engines:
+        running, refused = np.ones(1000, np.float32), np.ones(1000, np.float32)
+        kept, dropped = weakref.ref(running), weakref.ref(refused)
+        engines[0].all_reduce(op=0, step=0, plan=plan(1000), data=running)
+        with pytest.raises(RuntimeError, match="runs already"):
+            engines[0].all_reduce(op=0, step=0, plan=plan(1000), data=refused)
+        del running, refused
+        gc.collect()
+        assert (kept() is None, dropped() is None) == (False, True)
+        engines[1].all_reduce(op=0, step=0, plan=plan(1000), data=np.ones(1000, np.float32))
+        assert engines[0].next_completion(10 * SECOND) is not None
+        gc.collect()
+        assert kept() is None
 
 
 def test_strangers_and_garbage_are_counted_and_dropped() -> None:
