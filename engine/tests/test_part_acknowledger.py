@@ -105,6 +105,34 @@ def test_acks_of_gaps_are_spaced_on_long_paths_alone(rtprop: int, spacing: int) 
     assert acks.due(rtprop, 10 * MS + spacing)
 
 
+# ---------------------------------------------------------------------------- whose
+
+
+@pytest.mark.parametrize(
+    ("numbers", "doubtful"),
+    [
+        ([1], [False]),
+        ([356], [False]),  # 256 beyond the credit of 100
+        ([357], [True]),
+        ([9_000, 9_001, 9_002], [True, False, False]),  # all before them were lost
+        ([9_000, 8_900], [True, False]),  # in another order
+        ([9_000, 9_000], [True, True]),  # the same datagram again
+        ([9_000, 2**31, 9_000 + 257], [True, True, True]),
+    ],
+)
+def test_a_single_number_far_ahead_is_no_packet_of_the_peer(
+    numbers: list[int], doubtful: list[bool]
+) -> None:
+    acks = Acknowledger()
+    found = []
+    for number in numbers:
+        found.append(acks.doubtful(number, 100))
+        if not found[-1]:
+            arrive(acks, number, 0)
+    assert found == doubtful
+    assert not acks.doubtful(acks.largest() + 256, 100)
+
+
 # ---------------------------------------------------------------------------- what
 
 

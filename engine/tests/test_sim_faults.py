@@ -9,6 +9,7 @@ import pytest
 
 from gradwire import _engine
 from gradwire.sim.fabric import Direction, Fabric, Link
+from packets import HEADER, LANES, PUSH, SESSION, packet
 from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
 
 VERSION = _engine.PROTOCOL_VERSION
@@ -463,8 +464,8 @@ def test_chunks_of_another_length_change_nothing(kind: int, values: int) -> None
     fabric.all_reduce(0, plan(200_000), tensors)
     fabric.run(0.5e-3)
     chunks = range(200, 250) if kind == 1 else range(500, 550)
-    for packet, chunk in enumerate(chunks, 300):
-        header = struct.pack("<BBHIIIIIHH", VERSION, kind, 1, 1, packet, 0, 0, chunk, 9, 0)
+    for number, chunk in enumerate(chunks, 300):
+        header = struct.pack("<BBHIIIIIHH", VERSION, kind, 1, 1, number, 0, 0, chunk, 9, 0)
         fabric.inject(1, 0, header + struct.pack("<f", 7.0) * values)
     fabric.run()
     must_be_ok(fabric)
@@ -541,12 +542,53 @@ def test_forged_packets_crash_and_hang_nobody(first: int) -> None:
         assert fabric.run(200.0), f"seed {seed} does not end"
 
 
+def after_forged(*datagrams: bytes) -> tuple[float, list[str]]:
+    """The seconds that four ops take if rank 0 gets these datagrams of rank 1 meanwhile."""
+    fabric = Fabric(2)
+    shape, values = plan(300_000), gradients(2, 300_000)
+    for op in range(2):
+        fabric.all_reduce(op, shape, values, timeout=20.0)
+    fabric.run(0.5)
+    start = fabric.now
+    for op in range(2, 6):
+        fabric.all_reduce(op, shape, values, timeout=20.0)
+    fabric.run(start + 1e-3, until_done=False)
+    for datagram in datagrams:
+        fabric.inject(1, 0, datagram)
+    fabric.run(30.0)
+    must_be_ok(fabric)
+    return fabric.now - start, [fabric.completion(0, op).error for op in range(6)]
+
+
+@pytest.mark.parametrize("op", [1, 2, 6], ids=["finished", "running", "next"])
+@pytest.mark.parametrize("number", [2_500, 70_000, 2**31 - 1])
+def test_a_single_number_far_ahead_silences_no_path(op: int, number: int) -> None:
+    """It makes no genuine number old, and no ACK names it, which the sender would not believe."""
+    assert after_forged(packet(PUSH, 1, number, op, 0)) == after_forged()
+
+
+@pytest.mark.parametrize(
+    ("number", "chunk", "payload"),
+    [(1, 0, b""), (1_700, 0, b"?"), (2**30, 0, b""), (1_700, 10**6, b"")],
+    ids=["again", "length", "far", "chunk"],
+)
+def test_a_datagram_that_is_not_taken_is_not_measured(
+    number: int, chunk: int, payload: bytes
+) -> None:
+    """Its send time would stand for the shortest delay, and all others for a long queue."""
+    datagrams = []
+    for sent_us in (1 << 20, 1 << 28, 1 << 31, 3 << 30):
+        head = HEADER.pack(VERSION, PUSH, 1, SESSION, number, sent_us, 2 * LANES, chunk, 1, 0)
+        datagrams.append(head + payload)
+    assert after_forged(*datagrams)[0] < 1.05 * after_forged()[0]
+
+
 def test_a_bound_that_a_worker_breaks_is_an_error() -> None:
     """FORGIVE beyond the ledger's room: the aggregator refuses it and says who did it."""
     fabric = Fabric(2)
     fabric.all_reduce(0, plan(MEGA, 0.001, spend="lost"), gradients(2, MEGA))
     fabric.run(0.005)
-    header = struct.pack("<BBHIIIIIHH", VERSION, 4, 1, 1, 3000, 0, 0, 0, 1, 0)
+    header = struct.pack("<BBHIIIIIHH", VERSION, 4, 1, 1, 500, 0, 0, 0, 1, 0)
     fabric.inject(1, 0, header + np.arange(1000, 1300, dtype="<u4").tobytes())
     fabric.run(30.0)
     assert any("rank 1" in error and "bound" in error for error in errors(fabric))

@@ -56,7 +56,7 @@ class ReceiveController {
   CreditPool credit;
 
   // ---- packets
-  // A packet of `bytes` has arrived, for the first time or again, after queueing for `queue`.
+  // A new packet of `bytes` has arrived after queueing for `queue`.
   // `limited`: its sender had more to send, and no credit.
   void arrived(Arriving& from, Nanos queue, uint64_t bytes, bool limited) {
     from.queued += static_cast<double>(queue) * static_cast<double>(bytes);

@@ -162,6 +162,7 @@ struct Endpoint::Impl {
   bool on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_error(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now);
+  void measure(Path& path, const wire::Header& header, uint64_t bytes, Nanos now, Nanos arrival);
   void schedule_ack(Path& path, const wire::Header& header, Nanos now);
   // True when the op's chunks of this worker are summed here.
   bool sums_for(const Op& op, uint16_t worker) const {

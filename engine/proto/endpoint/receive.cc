@@ -137,23 +137,22 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     return;
   }
   const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
-  const Nanos queue = path.arriving.delay.sample(header->send_time_us, arrival, now);
-  const uint64_t bytes = datagram.size() + kOverhead;
-  if (path.arriving.bytes == 0) scratch.arrived.push_back(path.peer);
-  receiver.arrived(path.arriving, queue, bytes, header->flags & wire::kOutOfCredit);
-  path.acks.arrived(queue, bytes, now);
-  // A number may be far ahead: a peer whose packets were lost for long has used many.
   if (number == 0 || path.acks.seen(number)) {
     ++counters.duplicates;
     path.acks.hurry();
     return;
   }
+  if (path.acks.doubtful(number, path.grant.granted)) {
+    ++counters.malformed;
+    return;
+  }
   if (number > path.acks.largest()) receiver.credit.ask(path.grant, header->backlog);
   const uint64_t op_id = full_id(header->op);
   const Fate fate = accept(path, *header, op_id, datagram, now);
-  // A refused packet was not examined, and a number far ahead would make all earlier ones old.
-  const bool far_ahead = number >= path.acks.largest() + ReceivedPackets::kWindow;
-  if (fate == Fate::malformed || (fate == Fate::refused && far_ahead)) return;
+  if (fate == Fate::malformed) return;
+  // Only now: what is not from the peer must not be measured either.
+  const uint64_t bytes = datagram.size() + kOverhead;
+  measure(path, *header, bytes, now, arrival);
   const bool refused = fate == Fate::refused;
   counters.refused += refused;
   if (!refused && !path.started.contains(op_id)) note_started(path, op_id + kLanes);
@@ -163,6 +162,15 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   counters.marked += ecn == kCe;
   if (ecn == kCe) counters.mark_cuts += receiver.marked(path.recovery.rtt.round(), now);
   schedule_ack(path, *header, now);
+}
+
+// Measures the queueing delay of a new packet and the bytes that arrive.
+void Endpoint::Impl::measure(Path& path, const wire::Header& header, uint64_t bytes, Nanos now,
+                             Nanos arrival) {
+  const Nanos queue = path.arriving.delay.sample(header.send_time_us, arrival, now);
+  if (path.arriving.bytes == 0) scratch.arrived.push_back(path.peer);
+  receiver.arrived(path.arriving, queue, bytes, header.flags & wire::kOutOfCredit);
+  path.acks.arrived(queue, bytes, now);
 }
 
 // An ACK goes at once for a control frame, and for the last packet that waits.

@@ -1,7 +1,8 @@
 // Acknowledger decides when one path gets an ACK, and what the ACK acknowledges.
 //
-// Call arrived() for each reliable packet and record() for each new one; hurry() where the peer
-// should learn something at once. When due(), write the ACK with fill() and call sent().
+// Call seen() and doubtful() for each reliable packet, arrived() and record() for those that are
+// new and plausible, and hurry() where the peer should learn something at once. When due(), write
+// the ACK with fill() and call sent().
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,16 @@ class Acknowledger {
  public:
   uint64_t largest() const { return received_.largest(); }
   bool seen(uint64_t number) const { return received_.seen(number); }
+  // True for a number far above all that have arrived and that were `granted`, unless one near it
+  // came before. A peer whose packets were lost for long has used many numbers, and goes on with
+  // the next ones. A single such number is damaged or forged: as the largest one it would make all
+  // genuine numbers old.
+  bool doubtful(uint64_t number, uint64_t granted) {
+    if (number <= std::max(largest(), granted) + kAhead) return false;
+    const uint64_t apart = std::max(number, doubted_) - std::min(number, doubted_);
+    doubted_ = number;
+    return apart == 0 || apart > kAhead;
+  }
   // Counts a packet that has arrived, with the queueing delay that the ACK reports.
   void arrived(Nanos queue, uint64_t bytes, Nanos now) {
     if (unacked_++ == 0) due_ = now + kDelay;
@@ -93,7 +104,11 @@ class Acknowledger {
   static constexpr Nanos kDelay = 800 * kMicrosecond;
   // The least time between two ACKs on a long path.
   static constexpr Nanos kSpacing = 800 * kMicrosecond;
+  // Packets that a peer may send beyond its credit, in probes and control frames, while none of
+  // them arrives.
+  static constexpr uint64_t kAhead = 256;
   ReceivedPackets received_;
+  uint64_t doubted_ = 0;   // the latest number that was far ahead
   uint64_t refused_ = 0;   // highest packet number refused here
   uint64_t reported_ = 0;  // largest number in the last ACK
   uint32_t unacked_ = 0;   // packets since the last ACK

@@ -189,6 +189,7 @@ void bind_recovery(nb::module_& module) {
       .def(nb::init<>())
       .def("largest", &Acknowledger::largest)
       .def("seen", &Acknowledger::seen, "number"_a)
+      .def("doubtful", &Acknowledger::doubtful, "number"_a, "granted"_a)
       .def("arrived", &Acknowledger::arrived, "queue"_a, "bytes"_a, "now"_a)
       .def("record", &Acknowledger::record, "number"_a, "refused"_a, "arrival"_a)
       .def("hurry", &Acknowledger::hurry)
