@@ -76,6 +76,11 @@ def gradients(net: nn.Module) -> torch.Tensor:
     return whole(parameter.grad for parameter in net.parameters())
 
 
+def gradients_of(net: nn.Module) -> torch.Tensor:
+    """The gradients of the parameters that have one."""
+    return whole(p.grad for p in net.parameters() if p.grad is not None)
+
+
 def local(net: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
     """This rank's gradient of an unsharded model with the same parameters."""
     net.zero_grad()
@@ -656,27 +661,150 @@ def test_parameters_that_fully_shard_ignores_are_not_looked_at(two: Ranks, kind:
 
 
 class Branches(nn.Module):
-    def __init__(self) -> None:
+    """Three layers of which a forward pass uses some; two have the same size."""
+
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.left, self.right, self.other = nn.Linear(8, 9), nn.Linear(8, 11), nn.Linear(8, 9)
+        torch.manual_seed(0)
+        self.left, self.other = nn.Linear(width, width + 1), nn.Linear(width, width + 1)
+        self.right = nn.Linear(width, width + 3)
 
     def forward(self, x: torch.Tensor, names: str) -> torch.Tensor:
         return sum(getattr(self, name)(x).sum() for name in names.split())  # type: ignore[return-value]
 
 
 def partial(rank: int, world: int) -> None:
+    """The gradients are told apart though `left` and `other` have the same size."""
     net = fully_shard(Branches(), mesh=mesh_of(world))
     attachment = gradwire.attach(net, "mlt", p=0.3)
     names = []
-    for used in ("right", "left right other"):
+    for used in ("right", "left right other", "left", "other"):
         net.zero_grad()
         net(torch.ones(2, 8), used).backward()
         names.append({region.name for region in attachment.report().regions})
-    assert names == [{"right.weight … right.bias"}, {"left.weight … other.bias"}]
-    with pytest.raises(gradwire.ConfigError, match="some have no gradient"):  # left, or the other?
-        net(torch.ones(2, 8), "left").backward()
+        assert [n for n, p in net.named_parameters() if p.grad is None and n[:4] in used] == []
+    assert names == [
+        {"right.weight … right.bias"},
+        {"left.weight … right.bias"},
+        {"left.weight … left.bias"},
+        {"other.weight … other.bias"},
+    ]
     attachment.detach()
 
 
-def test_parameters_without_a_gradient_are_left_out_where_that_is_certain(two: Ranks) -> None:
+def test_parameters_without_a_gradient_are_left_out(two: Ranks) -> None:
     two.run(partial)
+
+
+# ---------------------------------------------------------------------------- requires_grad
+
+
+def swapped(rank: int, world: int) -> None:
+    """Two adapters of one size: neither gets what the other one is owed."""
+    net = Branches(64)
+
+    def train(name: str) -> None:
+        net.requires_grad_(False)
+        getattr(net, name).requires_grad_(True)
+
+    train("left")
+    fully_shard(net, mesh=mesh_of(world))
+    attachment = gradwire.attach(net, "mlt", p=0.3, datagram=256, error_feedback=True)
+
+    def step(name: str, factor: float) -> torch.Tensor:
+        train(name)
+        net.zero_grad()
+        (net(batch(rank, 0), name) * factor).backward()
+        return gradients_of(getattr(net, name))
+
+    def owed() -> Any:
+        return attachment.state_dict()["residuals"]
+
+    applied, before = step("left", 1.0), owed()
+    assert before.keys() == {
+        f"left.{kind}[{part}]" for kind in ("weight", "bias") for part in (0, 1)
+    }
+    assert sum(float(each.abs().sum()) for each in before.values()) > 0.0
+    attachment.flush()
+    assert not step("other", 0.0).any()
+    assert {region.name for region in attachment.report().regions} == {"other.weight … other.bias"}
+    after = owed()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    attachment.flush()
+    applied = applied + step("left", 0.0)
+    torch.testing.assert_close(applied, step_alone(rank, world), rtol=1e-4, atol=1e-5)
+    attachment.detach()
+
+
+def step_alone(rank: int, world: int) -> torch.Tensor:
+    twin = Branches(64)
+    twin(batch(rank, 0), "left").backward()
+    return average_of(torch.cat([p.grad.flatten() for p in twin.left.parameters()]))
+
+
+def test_adapters_of_one_size_that_take_turns_keep_their_own_residuals(two: Ranks) -> None:
+    two.run(swapped)
+
+
+TRAINED = ("4", "2 4", "0 2 3 4", "0 3", "2 4")
+FOLLOWS: dict[str, dict[str, Any]] = {
+    "reliable": {},
+    "adaptive": {},
+    "mlt": {"p": 0.2, "priority": "layer"},
+    "dblp": {"p_low": {"4.*": 0.1, "*": 0.05}, "p_high": 0.3},
+}
+
+
+def thaws(rank: int, world: int, name: str) -> None:
+    twin, net = model(), shard(model(), mesh_of(world))
+
+    def train(layers: str) -> None:
+        for each in (twin, net):
+            each.requires_grad_(False)
+            for layer in layers.split():
+                each[int(layer)].requires_grad_(True)
+
+    train(TRAINED[0])
+    attachment = gradwire.attach(net, name, **FOLLOWS[name])
+    for step, layers in enumerate(TRAINED):
+        train(layers)
+        backward(net, batch(rank, step))
+        expected = average_of(local(twin, batch(rank, step)))
+        trained = gradients_of(net)
+        assert trained.shape == expected.shape
+        if name == "reliable":
+            assert torch.equal(trained, expected)
+        assert attachment.step == step + 1
+    attachment.detach()
+
+
+@pytest.mark.parametrize("name", FOLLOWS)
+def test_what_is_frozen_and_unfrozen_is_followed(two: Ranks, name: str) -> None:
+    two.run(thaws, name=name)
+
+
+def cannot_follow(rank: int, world: int, case: str) -> tuple[str, str]:
+    net: Any = nn.Sequential(nn.Embedding(8, 64, sparse=case == "sparse"), nn.Linear(64, 8))
+    net[0].requires_grad_(False)
+    fully_shard(net, mesh=mesh_of(world))
+    options: dict[str, Any] = {}
+    if case == "policy":
+        options = {"p_low": {"1.*": 0.001}, "p_high": 0.002}
+    elif case == "optimizer":
+        ours = torch.optim.SGD(net[1].parameters(), 0.1)
+        options = {"guard": "skip", "floor": 0.5, "error_feedback": True, "optimizer": ours}
+    attachment = gradwire.attach(net, "dblp", **options)
+    net(torch.arange(8)).sum().backward()
+    net[0].requires_grad_(True)
+    with pytest.raises(gradwire.ConfigError) as error:
+        net(torch.arange(8)).sum().backward()
+    attachment.detach()
+    return error.value.setting, str(error.value)
+
+
+@pytest.mark.parametrize("case", ["sparse", "policy", "optimizer"])
+def test_what_cannot_be_followed_is_an_error_by_name(two: Ranks, case: str) -> None:
+    first, second = two.run(cannot_follow, case=case)
+    assert first == second
+    assert first[0] == "0.weight"
+    assert {"sparse": "sparse=False", "policy": "p_high", "optimizer": "SGD"}[case] in first[1]

@@ -7,9 +7,14 @@ with and without wrappers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-__all__ = ["WRAPPED", "named_parameters", "plain_name"]
+__all__ = ["WRAPPED", "named_parameters", "plain_name", "some_of"]
+
+MOST_NAMED = 3
+"""How many of several names a text has at most."""
 
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 """The names under which compiled modules and torch's checkpoint wrappers hold the wrapped one."""
@@ -33,3 +38,9 @@ def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def plain_name(name: str) -> str:
     """Returns a tensor's or module's name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPED)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Returns names as text: "'a'", "'a', 'b'", "'a', 'b', 'c' and 5 more"."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(map(repr, names[:MOST_NAMED])) + more

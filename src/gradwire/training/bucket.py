@@ -5,6 +5,7 @@ parameter is identified by its object and named as in the model.
 """
 
 import functools
+import hashlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ else:
 
 __all__ = [
     "Bucket",
+    "ComparedLayout",
     "GradBucket",
     "Layouts",
     "ParameterNames",
@@ -75,6 +77,20 @@ class Scatter:
     def own(self) -> slice:
         """The elements of this worker's shard."""
         return self.parts[self.rank]
+
+
+class ComparedLayout(HashedTuple[TensorSlot]):
+    """The tensors of a bucket in order, which may be others from step to step.
+
+    Ranks that use different ones would sum gradients of different tensors where the sizes agree, so
+    the layout is part of the plan.
+    """
+
+    @functools.cached_property
+    def digest(self) -> int:
+        """A number of 64 bits that stands for the tensors, the same on all ranks."""
+        text = "\n".join(f"{slot.length} {slot.key}" for slot in self)
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class ParameterNames:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.names import named_parameters
+from gradwire.core.names import named_parameters, some_of
 from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
@@ -36,9 +36,6 @@ from gradwire.transport.rendezvous import Meeting, agree
 __all__ = ["Connection", "no_op", "sizes", "vectors"]
 
 log = logging.getLogger("gradwire")
-
-MOST_NAMED = 3
-"""How many parameters a line of the log names at most."""
 
 
 class Connection:
@@ -233,10 +230,9 @@ class Connection:
         self._alone: list[str] = []  # trained parameters that nobody averages
         if model is None:
             return
+        self._sparse = _sparse(model)
         averaged = self._averaged(model)
-        _check_devices(averaged)
-        _check_real(averaged)
-        _check_dense(model, averaged)
+        self._check_carried(averaged)
         self._note(averaged)
         trained = (name for name, each in named_parameters(model).items() if each.requires_grad)
         self._alone = [name for name in trained if name not in averaged]
@@ -247,6 +243,32 @@ class Connection:
         out = {id(each) for name, each in model.named_parameters() if name in ignored}
         named = named_parameters(model).items()
         return {name: each for name, each in named if each.requires_grad and id(each) not in out}
+
+    def _check_carried(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
+        """Raises ConfigError for a parameter whose gradients cannot be carried."""
+        for name, parameter in averaged.items():
+            if parameter.device.type not in DEVICES:
+                raise ConfigError.about(
+                    f"parameter {name!r} lies on device {parameter.device}",
+                    f"allowed are {' and '.join(DEVICES)}",
+                    setting=name,
+                    value=str(parameter.device),
+                )
+            if parameter.is_complex():
+                raise ConfigError.about(
+                    f"parameter {name!r} has dtype {parameter.dtype}",
+                    "gradients of real numbers are carried only; keep it as a real tensor "
+                    "(torch.view_as_real)",
+                    setting=name,
+                    value=parameter.dtype,
+                )
+            if name in self._sparse:
+                raise ConfigError.about(
+                    f"parameter {name!r} of {self._sparse[name]}(sparse=True)",
+                    "dense gradients are carried only; make it with sparse=False",
+                    setting=name,
+                    value=True,
+                )
 
     def _note(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
         """Notes what policies and states ask of the parameters that are averaged."""
@@ -369,59 +391,30 @@ def _check_alone(policy: Policy, settings: Settings) -> None:
         )
 
 
-def _check_devices(averaged: Mapping[str, torch.nn.Parameter]) -> None:
-    """Raises ConfigError for a parameter on a device whose gradients are not carried."""
-    for name, parameter in averaged.items():
-        if parameter.device.type not in DEVICES:
-            raise ConfigError.about(
-                f"parameter {name!r} lies on device {parameter.device}",
-                f"allowed are {' and '.join(DEVICES)}",
-                setting=name,
-                value=str(parameter.device),
-            )
-
-
 def _refused(optimizer: object, why: str) -> ConfigError:
     """Makes the error about an optimizer that cannot be followed."""
     kind = type(optimizer).__name__
     return ConfigError.about(f"optimizer={kind}", why, setting="optimizer", value=kind)
 
 
-def _check_real(averaged: Mapping[str, torch.nn.Parameter]) -> None:
-    """Raises ConfigError for a parameter that is complex."""
-    for name, parameter in averaged.items():
-        if parameter.is_complex():
-            raise ConfigError.about(
-                f"parameter {name!r} has dtype {parameter.dtype}",
-                "gradients of real numbers are carried only; keep it as a real tensor "
-                "(torch.view_as_real)",
-                setting=name,
-                value=parameter.dtype,
-            )
-
-
-def _check_dense(model: torch.nn.Module, averaged: Mapping[str, torch.nn.Parameter]) -> None:
-    """Raises ConfigError for a weight whose gradient is sparse, as embeddings' can be."""
-    names = {id(each): name for name, each in named_parameters(model).items() if name in averaged}
-    for module in model.modules():
-        name = names.get(id(getattr(module, "weight", None)))
-        if name is not None and getattr(module, "sparse", False) is True:
-            raise ConfigError.about(
-                f"parameter {name!r} of {type(module).__name__}(sparse=True)",
-                "dense gradients are carried only; make it with sparse=False",
-                setting=name,
-                value=True,
-            )
+def _sparse(model: torch.nn.Module) -> dict[str, str]:
+    """Returns weights whose gradients are sparse, as embeddings' can be, with the module's type."""
+    names = {id(each): name for name, each in named_parameters(model).items()}
+    return {
+        names[id(weight)]: type(module).__name__
+        for module in model.modules()
+        if getattr(module, "sparse", False) is True
+        and id(weight := getattr(module, "weight", None)) in names
+    }
 
 
 def _name_alone(names: list[str]) -> None:
     """Names, in one line of the log, trained parameters whose gradients nobody averages."""
     if names:
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         log.warning(
             "nobody averages the gradients of %s: the wrapper ignores these parameters, or does "
             "not hold them, and each rank trains its own",
-            ", ".join(map(repr, names[:MOST_NAMED])) + more,
+            some_of(names),
         )
 
 

@@ -1,9 +1,9 @@
 """FSDP2: the gradients that fully_shard scatters among the ranks travel over gradwire.
 
 torch calls the reduce-scatter of each group of parameters when their gradients are there, and says
-neither which parameters they are nor which call is the last of a backward pass. The parameters
-follow from the group and the number of elements, and the step ends in a callback that autograd runs
-when the pass is over.
+neither which parameters they are nor which call is the last of a backward pass. gradwire looks
+which have a gradient just before (in the group's method `post_backward`), and the step ends in a
+callback that autograd runs when the pass is over.
 
 A result may come after the call has returned, as with DDP, where torch only notes where it is. In
 other cases torch reads it at once, so the call waits for it.
@@ -23,11 +23,9 @@ from torch._C import _distributed_c10d as c10d
 from torch.utils._pytree import tree_leaves
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.hashed import HashedTuple
-from gradwire.core.names import named_parameters
-from gradwire.core.plan import TensorSlot
+from gradwire.core.names import named_parameters, some_of
 from gradwire.policies import Policy
-from gradwire.training.bucket import Scatter
+from gradwire.training.bucket import ComparedLayout, Scatter
 from gradwire.training.connection import Connection
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
 from gradwire.training.guard import floor_of
@@ -124,22 +122,70 @@ class FullySharded(Connection):
         self._results: list[torch.futures.Future[torch.Tensor]] = []
         watch = torch.compiler.disable(self._note_output)  # type: ignore[no-untyped-call]
         self._watch = model.register_forward_hook(watch)
+        for group in groups:
+            reduce = functools.partial(self._after_backward, group, group.inner.post_backward)
+            group.inner.post_backward = reduce
 
     def deactivate(self) -> None:
         """Closes the pipeline; from now on torch reduces the gradients alone."""
         self._watch.remove()
+        for group in self._groups:
+            del group.inner.post_backward  # the class has torch's own
         super().deactivate()
 
     def _averaged(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-        averaged = {name: each for group in self._groups for name, each in group.averaged.items()}
-        return {name: averaged[name] for name in named_parameters(model) if name in averaged}
+        self._order = list(named_parameters(model))
+        self._seen = self._trained_now()
+        return self._known()
+
+    def _trained_now(self) -> set[str]:
+        """Returns the names of the parameters that are trained now."""
+        return {group.names[index] for group in self._groups for index in group.trained}
+
+    def _known(self) -> dict[str, torch.nn.Parameter]:
+        """Returns the parameters that were ever seen to be trained, in the model's order."""
+        held: dict[str, torch.nn.Parameter] = {}
+        for group in self._groups:
+            held.update(zip(group.names, group.parameters(range(len(group.names))), strict=True))
+        return {name: held[name] for name in self._order if name in self._seen}
 
     def _note(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
         super()._note(averaged)
-        slots = [slot for group in self._groups for slot in self._layout(group, group.trained)]
-        self._names.trained = {slot.key: slot.length for slot in slots}
+        self._names.trained = {}
+        for group in self._groups:
+            members = tuple(i for i, name in enumerate(group.names) if name in averaged)
+            self._names.trained.update((s.key, s.length) for s in self._layout(group, members))
         largest = max(self._groups, key=lambda group: self._elements(group))
         self._largest = (largest.described, self._elements(largest))
+
+    def _follow(self) -> None:
+        """Takes in parameters that are trained now and never were before (`requires_grad`).
+
+        Those that are frozen later have no gradient, and what is owed for them waits until they are
+        trained again.
+
+        Raises:
+            ConfigError: Their gradients cannot be carried, or the policy does not fit them.
+        """
+        new = self._trained_now() - self._seen
+        self._seen |= new
+        known = self._known()
+        names = [name for name in known if name in new]
+        try:
+            self._check_carried(known)
+            for group in self._groups:
+                group.check_types()
+            self._note(known)
+            self._prepare()
+            self._optimizers.check((name, known[name]) for name in names)
+        except ConfigError as error:
+            raise ConfigError.about(
+                f"{some_of(names)} is trained now (requires_grad) and was not when gradwire was "
+                "attached",
+                f"{error}; freeze it again, or attach while it is trained",
+                setting=names[0],
+                value=True,
+            ) from error
 
     def _configure(self, *args: Any) -> None:
         super()._configure(*args)
@@ -209,8 +255,15 @@ class FullySharded(Connection):
             return "it adds it to gradients that are there already"
         return ""
 
+    def _after_backward(self, group: ShardGroup, reduce: Any, *unused: Any) -> None:
+        """Reduces the gradients of a group, as torch does, once it is known whose they are."""
+        group.note_members()
+        if any(group.names[index] not in self._seen for index in group.members):
+            self._follow()
+        reduce(*unused)
+
     @abstractmethod
-    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
+    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> ComparedLayout:
         """Returns the layout of the gradients of these parameters of a group."""
 
     @abstractmethod
@@ -241,7 +294,7 @@ class FullySharded(Connection):
         if reads and pipeline.guards:
             raise self._cannot_wait(group, reads)
         self._await_end()
-        bucket = GroupBucket(self._next, values, group.parameters(members))
+        bucket = GroupBucket(self._next, values, list(group.parameters(members)))
         self._next += 1
         layout = self._layout(group, members)
         result = pipeline.reduce(bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT)
@@ -320,7 +373,7 @@ class Sharded(FullySharded):
             return "it has an all-reduce hook"
         return super()._reads_always(group, members, reduced)
 
-    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
+    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> ComparedLayout:
         return group.slots(members, range(group.world_size))
 
     def _elements(self, group: ShardGroup) -> int:
@@ -340,7 +393,8 @@ class Sharded(FullySharded):
         Returns:
             A future of the output, which is done where torch reads the output at once.
         """
-        members = group.members(output.numel())
+        group.check_members(output.numel())
+        members = group.members
         shards = (output.numel(),) * group.world_size
         scatter = Scatter(shards, self._rank, _factor(op, group.world_size), output)
         reads = "it divides it" if op == dist.ReduceOp.SUM else ""
@@ -371,14 +425,15 @@ class Replicated(FullySharded):
             group.module.set_all_reduce_hook(functools.partial(average, self.process_group))
         super().deactivate()
 
-    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
+    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> ComparedLayout:
         return group.slots(members, [None])
 
     def _elements(self, group: ShardGroup) -> int:
         return group.elements
 
     def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
-        members = group.members(shard.numel())
+        group.check_members(shard.numel())
+        members = group.members
         self._start(group, shard, members, self._reads_at_once(group, members, shard.dtype))
 
 

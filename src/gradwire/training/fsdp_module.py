@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.core.errors import ConfigError
-from gradwire.core.hashed import HashedTuple
+from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.names import named_parameters, plain_name
 from gradwire.core.plan import TensorSlot
+from gradwire.training.bucket import ComparedLayout
 
 __all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups"]
 
@@ -38,6 +38,8 @@ class ShardGroup:
         inner: torch's own object for the group.
         names: The names of the parameters, in order.
         world_size: Number of ranks that share the parameters.
+        members: The indices of the parameters that the present reduction is of; torch leaves out
+            those without a gradient.
     """
 
     module: FSDPModule
@@ -45,6 +47,7 @@ class ShardGroup:
     inner: Any
     names: list[str]
     world_size: int
+    members: tuple[int, ...] = ()
 
     @property
     def described(self) -> str:
@@ -58,17 +61,10 @@ class ShardGroup:
         return self.paths[0]
 
     @property
-    def averaged(self) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters by name, as optimizers hold them."""
-        return {
-            self.names[index]: self.inner.fsdp_params[index].sharded_param for index in self.trained
-        }
-
-    @functools.cached_property
     def trained(self) -> tuple[int, ...]:
-        """The indices of the parameters that are trained."""
-        all_of_it = enumerate(self.inner.fsdp_params)
-        return tuple(index for index, each in all_of_it if each.sharded_param.requires_grad)
+        """The indices of the parameters that are trained now."""
+        everybody = enumerate(self.inner.fsdp_params)
+        return tuple(index for index, each in everybody if each.sharded_param.requires_grad)
 
     @property
     def reduced(self) -> torch.dtype:
@@ -88,26 +84,41 @@ class ShardGroup:
         """Number of elements of a rank's shard of all gradients, padding included."""
         return sum(self.lengths[index] for index in self.trained)
 
-    def parameters(self, members: tuple[int, ...]) -> list[torch.Tensor]:
+    def parameters(self, members: Iterable[int]) -> list[torch.nn.Parameter]:
         """Returns some of the parameters, as optimizers hold them."""
         return [self.inner.fsdp_params[index].sharded_param for index in members]
 
-    def members(self, elements: int) -> tuple[int, ...]:
-        """Returns which parameters have a gradient where a rank's shard is of that many elements.
+    def check_types(self) -> None:
+        """Raises ConfigError where the parameters that are trained are of several types."""
+        dtypes = {each.dtype for each in self.parameters(self.trained)}
+        if len(dtypes) > 1:
+            raise ConfigError.about(
+                f"{self.described} are of several types, {', '.join(sorted(map(str, dtypes)))}",
+                "torch scatters them in an order of its own; fully_shard those of each type apart",
+                setting="model",
+                value=self.name,
+            )
 
-        torch leaves out those that a backward pass does not use, and names nobody.
+    def note_members(self) -> None:
+        """Notes which parameters have a gradient, just before torch hands them to the reduction.
 
-        Raises:
-            ConfigError: Several choices have that many elements.
+        torch takes those that have one, and with `set_reduce_scatter_unused_params` all that are
+        trained, and it forgets the gradients before it reduces them.
         """
-        known = self._members.get(elements)
-        if known is None:
-            known = self._members[elements] = self._find_members(elements)
-        return known
+        unused = getattr(self.inner, "reduce_scatter_unused_params", False)
+        everybody = enumerate(self.inner.fsdp_params)
+        self.members = tuple(index for index, each in everybody if _has_gradient(each, unused))
 
-    def slots(
-        self, members: tuple[int, ...], parts: Sequence[int | None]
-    ) -> HashedTuple[TensorSlot]:
+    def check_members(self, elements: int) -> None:
+        """Raises GradwireError where torch reduces shards of another size than `members` have."""
+        known = sum(self.lengths[index] for index in self.members)
+        if known != elements:
+            raise GradwireError(
+                f"{self.described}: torch {torch.__version__} reduces {elements} elements, and the "
+                f"parameters with a gradient have {known}; gradwire does not know this torch"
+            )
+
+    def slots(self, members: tuple[int, ...], parts: Sequence[int | None]) -> ComparedLayout:
         """Returns the layout of shards of these parameters, one shard after another.
 
         Args:
@@ -120,34 +131,10 @@ class ShardGroup:
         return known
 
     @functools.cached_property
-    def _members(self) -> dict[int, tuple[int, ...]]:
-        return {self.elements: self.trained}
-
-    @functools.cached_property
-    def _slots(self) -> dict[tuple[int, ...], HashedTuple[TensorSlot]]:
+    def _slots(self) -> dict[tuple[int, ...], ComparedLayout]:
         return {}
 
-    def _find_members(self, elements: int) -> tuple[int, ...]:
-        choices: dict[int, list[tuple[int, ...]]] = {0: [()]}  # by elements; two are enough
-        for index in self.trained:
-            for total, found in list(choices.items()):
-                more = [(*each, index) for each in found]
-                known = choices.get(total + self.lengths[index], [])
-                choices[total + self.lengths[index]] = [*known, *more][:2]
-        found = choices.get(elements, [])
-        if len(found) == 1:
-            return found[0]
-        raise ConfigError.about(
-            f"{self.described}: some have no gradient in this step, and torch does not say which",
-            "give them all a gradient, by model.set_reduce_scatter_unused_params(True) where torch "
-            "has it, or fully_shard the modules apart that a step may leave out",
-            setting="model",
-            value=self.name,
-        )
-
-    def _lay_out(
-        self, members: tuple[int, ...], parts: Sequence[int | None]
-    ) -> HashedTuple[TensorSlot]:
+    def _lay_out(self, members: tuple[int, ...], parts: Sequence[int | None]) -> ComparedLayout:
         slots: list[TensorSlot] = []
         at = 0
         for part in parts:
@@ -155,7 +142,22 @@ class ShardGroup:
                 if length := self.lengths[index]:
                     slots.append(TensorSlot(self.names[index], at, length, part))
                     at += length
-        return HashedTuple(slots)
+        return ComparedLayout(slots)
+
+
+def _has_gradient(each: Any, unused: bool) -> bool:
+    """Returns whether torch is about to reduce the gradient of a parameter.
+
+    Args:
+        each: torch's object for the parameter.
+        unused: Whether parameters that the pass does not use count.
+    """
+    if not hasattr(each, "_unsharded_param"):
+        return False
+    whole = each.unsharded_param
+    if each.unsharded_accumulated_grad is not None or whole.grad is not None:
+        return True
+    return unused and bool(whole.requires_grad)
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -299,14 +301,7 @@ def _group_of(
     size = inner.mesh_info.shard_process_group.size()
     own = [paths[id(each)] for each in inner.modules]
     group = ShardGroup(module, own, inner, _names(inner, names), size)
-    dtypes = {inner.fsdp_params[index].sharded_param.dtype for index in group.trained}
-    if len(dtypes) > 1:
-        raise ConfigError.about(
-            f"{group.described} are of several types, {', '.join(sorted(map(str, dtypes)))}",
-            "torch scatters them in an order of its own; fully_shard those of each type apart",
-            setting="model",
-            value=group.name,
-        )
+    group.check_types()
     return group
 
 

@@ -40,7 +40,7 @@ from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
 from gradwire.training import step_end
 from gradwire.training.ballots import BallotBox
-from gradwire.training.bucket import Bucket, Layouts, ParameterNames, Scatter
+from gradwire.training.bucket import Bucket, ComparedLayout, Layouts, ParameterNames, Scatter
 from gradwire.training.consultation import Consultation
 from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
@@ -638,13 +638,14 @@ class GradientPipeline:
         self, step: Step, index: int, slots: tuple[TensorSlot, ...], buffer: torch.Tensor
     ) -> PlanContext:
         encoding = own_encoding(buffer.dtype)
+        tensors = [slots.digest] if isinstance(slots, ComparedLayout) else []
         return PlanContext(
             tensors=slots,
             elements=buffer.numel(),
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
-            seed=mix_seed(self.settings.seed, self.number, step.number, index),
+            seed=mix_seed(self.settings.seed, self.number, step.number, index, *tensors),
             chunk_elements=self.communicator.elements_per_chunk(encoding, datagram=self._datagram),
             bucket=index,
             encoding=encoding,
