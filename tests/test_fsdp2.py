@@ -424,6 +424,42 @@ def test_replicas_outside_of_the_mesh_stay_identical(four: Ranks, name: str) -> 
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+def accumulates(rank: int, world: int, name: str) -> tuple[float, float]:
+    """The bytes of two steps of three micro-batches, of which the last averages, and of one."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    twin, net = model(), shard(model(), mesh["shard"])
+    attachment = gradwire.attach(net, name, replicas=mesh["replicate"])
+    called: list[int] = []
+    if name == "reliable":
+        net[0].weight.register_post_accumulate_grad_hook(lambda _: called.append(1))
+    sent = []
+    for count in (3, 1):
+        before = attachment.counters()["bytes_sent"]
+        for step in range(2):
+            given = [batch(rank, 10 * step + each) for each in range(count)]
+            net.zero_grad()
+            for each in given:
+                net.set_requires_all_reduce(each is given[-1])
+                assert all(p.grad is None for p in net.parameters())
+                net(each).square().mean().backward()
+            expected = average_of(local(twin, *given))
+            torch.testing.assert_close(gradients(net), expected, rtol=1e-5, atol=1e-7)
+        dist.barrier()
+        sent.append(attachment.counters()["bytes_sent"] - before)
+    assert attachment.step == 4
+    assert len(called) == (4 if name == "reliable" else 0)
+    attachment.detach()
+    return sent[0], sent[1]
+
+
+@pytest.mark.parametrize("name", ["reliable", "ltp"])
+def test_micro_batches_that_average_nothing_are_added_to_the_one_that_does(
+    four: Ranks, name: str
+) -> None:
+    for several, one in four.run(accumulates, name=name):
+        assert several < 1.3 * one
+
+
 def filled(rank: int, world: int) -> torch.Tensor:
     """What no replica delivered is the first moment of this rank's own shard."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

@@ -11,9 +11,10 @@ other cases torch reads it at once, so the call waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -416,6 +417,7 @@ class Replicated(FullySharded):
         **more: Any,
     ):
         super().__init__(model, groups, replicas, *args, **more)
+        self._kept = {group: dict[int, torch.Tensor]() for group in groups}
         for group in groups:
             group.module.set_all_reduce_hook(functools.partial(self._reduce, group))
 
@@ -431,10 +433,50 @@ class Replicated(FullySharded):
     def _elements(self, group: ShardGroup) -> int:
         return group.elements
 
+    def _after_backward(self, group: ShardGroup, reduce: Any, *unused: Any) -> None:
+        """Keeps the shard of a pass that averages nothing (`set_requires_all_reduce(False)`).
+
+        torch heeds that on a mesh of two dimensions alone. Here it takes the shard for the gradient
+        and hands it to hooks, all of which is undone.
+        """
+        if group.inner.all_reduce_grads:
+            super()._after_backward(group, reduce, *unused)
+            return
+        with _untouched([each.sharded_param for each in group.inner.fsdp_params]):
+            super()._after_backward(group, reduce, *unused)
+
     def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
         group.check_members(shard.numel())
-        members = group.members
-        self._start(group, shard, members, self._reads_at_once(group, members, shard.dtype))
+        members, kept = group.members, self._kept[group]
+        parts = torch.split(shard, [group.lengths[index] for index in members])
+        for index, part in zip(members, parts, strict=True):
+            earlier = kept.pop(index, None)
+            if earlier is not None:
+                part += earlier
+                if earlier.is_cuda:  # it was made on another stream
+                    earlier.record_stream(torch.cuda.current_stream(earlier.device))
+        if group.inner.all_reduce_grads:
+            reads = self._reads_at_once(group, members, shard.dtype)
+            self._start(group, shard, members, reads)
+        else:
+            kept.update(zip(members, parts, strict=True))
+
+
+@contextlib.contextmanager
+def _untouched(parameters: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Lets nothing that happens meanwhile reach the gradients of parameters, or their hooks."""
+    before = [parameter.grad for parameter in parameters]
+    hooks = [getattr(each, "_post_accumulate_grad_hooks", None) or {} for each in parameters]
+    called = [dict(each) for each in hooks]
+    for parameter, each in zip(parameters, hooks, strict=True):
+        parameter.grad = None
+        each.clear()
+    try:
+        yield
+    finally:
+        for parameter, grad, each, those in zip(parameters, before, hooks, called, strict=True):
+            parameter.grad = grad
+            each.update(those)
 
 
 class ReduceScatter:
