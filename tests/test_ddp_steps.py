@@ -289,6 +289,63 @@ def test_a_step_that_is_skipped_for_the_sake_of_others_owes_what_was_owed(
     two.run(others_overflow, fused=fused)
 
 
+def books_by_optimizer(rank: int, world: int, passes: int) -> None:
+    """Of two optimizers that share buckets a scaler skips the one whose gradient is not finite in
+    the last of a step's passes; of the other, and of later steps, nothing is lost."""
+    ddp, reference = wrap(model()), model()
+    parameters = dict(ddp.module.named_parameters())
+    parts = list(parameters)[:3], list(parameters)[3:]  # one of them ends within a bucket
+    optimizers = [torch.optim.SGD([parameters[n] for n in part], lr=0.0) for part in parts]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    attachment = gradwire.attach(
+        ddp,
+        "mlt",
+        p=0.5,
+        spend="anything",
+        max_age=200,
+        datagram=256,
+        error_feedback=True,
+        optimizer=optimizers,
+        scaler=scaler,
+    )
+    broken: list[str] = []
+    for name, parameter in parameters.items():
+        parameter.register_hook(
+            lambda gradient, name=name: gradient * (1.0 if name not in broken else float("inf"))
+        )
+    true = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    applied = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    for step in range(10):
+        void = {3: parts[0], 6: parts[1], 7: parts[0], 8: [*parts[0], *parts[1]]}.get(step, [])
+        ddp.zero_grad()
+        reference.zero_grad()
+        for number in range(passes):
+            x = batch(rank, passes * step + number)
+            broken = list(void) if rank == 1 and number == passes - 1 else []
+            scaler.scale(ddp(x).square().mean()).backward()
+            reference(x).square().mean().backward()
+        for name, alone in reference.named_parameters():
+            if name not in void:
+                assert parameters[name].grad is not None
+                assert alone.grad is not None
+                true[name] += average_of(alone.grad)
+                applied[name] += parameters[name].grad / scaler.get_scale()
+        for each in optimizers:
+            scaler.step(each)
+        scaler.update()
+    state: dict[str, Any] = attachment.state_dict()
+    for name, parameter in parameters.items():
+        owed = average_of(state["residuals"][name].view_as(parameter)) / state["grad_scale"]
+        assert owed.any() or owed.dim() == 1
+        torch.testing.assert_close(applied[name] + owed, true[name], rtol=1e-4, atol=1e-6)
+    attachment.detach()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_each_optimizer_that_a_scaler_skips_owes_what_was_owed(two: Ranks, passes: int) -> None:
+    two.run(books_by_optimizer, passes=passes)
+
+
 def void(rank: int, world: int, scale: float, enabled: bool) -> tuple[float, float]:
     """What is owed before and after a step whose loss is NaN on one rank."""
     ddp = wrap(model())

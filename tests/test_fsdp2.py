@@ -375,6 +375,70 @@ def test_a_step_that_a_loss_scaler_skips_leaves_no_trace(two: Ranks) -> None:
     two.run(scaled)
 
 
+class Two(nn.Module):
+    """Two parts, which fully_shard reduces together, and the loss of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = nn.Linear(64, 131), nn.Linear(64, 97)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [part(x).square().mean() for part in (self.left, self.right)]
+
+
+def books_by_optimizer(rank: int, world: int, passes: int) -> None:
+    """As under DDP: what a scaler keeps from one of two optimizers is void in its books alone."""
+    twin, net = Two(), fully_shard(Two(), mesh=mesh_of(world))
+    optimizers = [torch.optim.SGD(part.parameters(), 0.0) for part in (net.left, net.right)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+    attachment = gradwire.attach(
+        net,
+        "mlt",
+        p=0.3,
+        datagram=256,
+        max_age=200,
+        optimizer=optimizers,
+        scaler=scaler,
+        error_feedback=True,
+    )
+    true, applied = torch.zeros(2, 64 * 131 + 131), torch.zeros(2, 64 * 131 + 131)
+    for step in range(10):
+        void = {3: (0,), 6: (1,), 7: (0,), 8: (0, 1)}.get(step, ())
+        net.zero_grad()
+        twin.zero_grad()
+        for number in range(passes):
+            x = batch(rank, passes * step + number)
+            broken = void if rank == 1 and number == passes - 1 else ()
+            losses = [loss * (1.0, float("inf"))[i in broken] for i, loss in enumerate(net(x))]
+            scaler.scale(losses[0] + losses[1]).backward()
+            sum(twin(x)).backward()
+        for index, (part, alone) in enumerate(((net.left, twin.left), (net.right, twin.right))):
+            if index not in void:
+                found = gradients(part) / scaler.get_scale()
+                applied[index, : len(found)] += found
+                here = torch.cat([p.grad.flatten() for p in alone.parameters()])
+                true[index, : len(found)] += average_of(here)
+        for each in optimizers:
+            scaler.step(each)
+        scaler.update()
+    state: dict[str, Any] = attachment.state_dict()
+    for index, (name, part) in enumerate(twin.named_children()):
+        residuals = {
+            key.removeprefix(f"{name}."): values for key, values in state["residuals"].items()
+        }
+        owed = average_of(whole_of(residuals, part, world)) / state["grad_scale"]
+        assert owed.any()
+        sums = applied[index, : len(owed)] + owed
+        torch.testing.assert_close(sums, true[index, : len(owed)], rtol=1e-4, atol=1e-6)
+    attachment.detach()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_each_optimizer_that_a_scaler_skips_owes_what_was_owed(two: Ranks, passes: int) -> None:
+    two.run(books_by_optimizer, passes=passes)
+
+
 # ---------------------------------------------------------------------------- replicas
 
 

@@ -632,6 +632,22 @@ BREAKS = (
     ),
     Break(
         8,
+        "what a loss scaler keeps from one optimizer is void in the books of all",
+        PYTHON + "training/pipeline.py",
+        "for owner in step.overflowed:",
+        "for owner in step.owners if step.overflowed else ():",
+        "tests/test_ddp_steps.py::test_each_optimizer_that_a_scaler_skips_owes_what_was_owed",
+    ),
+    Break(
+        8,
+        "only the last of the passes that an optimizer is kept from is void",
+        PYTHON + "training/feedback/earlier.py",
+        "new = [slot for slot in slots if slot.key not in self._kept]",
+        "new = list(slots)",
+        "tests/test_ddp_steps.py::test_each_optimizer_that_a_scaler_skips_owes_what_was_owed",
+    ),
+    Break(
+        8,
         "a shard goes where another rank's belongs",
         PYTHON + "training/bucket.py",
         "return self.parts[self.rank]",

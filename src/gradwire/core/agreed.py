@@ -14,7 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["GAUGES", "LAST_EPOCH", "PHASES", "Ballot", "Phase", "Summary", "scales_differ"]
+__all__ = [
+    "GAUGES",
+    "LAST_EPOCH",
+    "PHASES",
+    "Ballot",
+    "Phase",
+    "Summary",
+    "nonfinite",
+    "scales_differ",
+]
 
 Phase = Literal["critical", "tolerant"]
 PHASES = ("critical", "tolerant")
@@ -163,6 +172,11 @@ def _applied_norm(count: int) -> float | None:
         return None if count == _UNKNOWN else 0.0
     (square,) = struct.unpack("<d", struct.pack("<Q", (count - _KNOWN) << _DROPPED_BITS))
     return math.sqrt(square)
+
+
+def nonfinite(sums: Sequence[float]) -> bool:
+    """Returns whether some worker's gradient of a bucket was not finite, by its summed values."""
+    return _unpack(sums[1])[0] > 0
 
 
 def scales_differ(maxima: Iterable[Sequence[float]]) -> bool:

@@ -8,12 +8,17 @@ from typing import Any
 import torch
 
 from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot
 from gradwire.training.wrappers import inner_optimizer
 
-__all__ = ["Given", "Optimizers", "held_by", "kinds", "several"]
+__all__ = ["NOBODY", "Given", "Optimizers", "held_by", "kinds", "several"]
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 """What users give as `optimizer=`: one, a list of several, or None."""
+
+
+NOBODY = -1
+"""Stands for the optimizer of a parameter that is in none of those known."""
 
 
 def several(given: Any) -> tuple[Any, ...]:
@@ -49,6 +54,7 @@ class Optimizers:
     def __init__(self, each: Sequence[torch.optim.Optimizer] = (), need: str = "") -> None:
         self.each = tuple(each)
         self._need = need
+        self._owners: dict[tuple[TensorSlot, ...], tuple[int, ...]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.each)
@@ -57,6 +63,29 @@ class Optimizers:
         """Returns whether each of these parameters is in one of them."""
         held = {id(parameter) for each in self.each for parameter in held_by(each)}
         return all(id(parameter) in held for parameter in parameters)
+
+    def index(self, optimizer: torch.optim.Optimizer) -> int:
+        """Returns the index of an optimizer, NOBODY for a foreign one."""
+        return next((i for i, each in enumerate(self.each) if each is optimizer), NOBODY)
+
+    def owners(
+        self, slots: tuple[TensorSlot, ...], parameters: Sequence[torch.Tensor]
+    ) -> tuple[int, ...]:
+        """Returns the index of the optimizer that holds each tensor of a bucket, or NOBODY.
+
+        Args:
+            slots: The bucket's tensors; those of each shard, one shard after another, where the
+                sum is scattered.
+            parameters: The bucket's parameters, in order, empty ones included.
+        """
+        known = self._owners.get(slots)
+        if known is None or (self.each and NOBODY in known):  # parameters may have been added
+            holder = {id(p): i for i, each in enumerate(self.each) for p in held_by(each)}
+            filled = [each for each in parameters if each.numel()]
+            held = [holder.get(id(each), NOBODY) for each in filled]
+            known = self._owners[slots] = tuple(held * (len(slots) // max(1, len(held))))
+        assert len(known) == len(slots)
+        return known
 
     def check(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Checks who holds these parameters, which are trained.

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.core.agreed import Ballot, Phase, Summary, scales_differ
+from gradwire.core.agreed import Ballot, Phase, Summary, nonfinite, scales_differ
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.hashed import HashedTuple
@@ -49,15 +49,13 @@ from gradwire.training.guard import StepGuard, nothing_applied, sent_twice
 from gradwire.training.loss_watch import LossWatch
 from gradwire.training.off import owed_nothing
 from gradwire.training.optimizers import Optimizers, held_by
-from gradwire.training.scaler import SkipWatch
+from gradwire.training.scaler import SkipWatch, Waiting
 from gradwire.training.staging import StagePool, failed
 from gradwire.training.step import (
     Answer,
     Asked,
-    Before,
     Step,
     Transfer,
-    is_finite,
     square_norm,
     tensor_squares,
 )
@@ -145,7 +143,7 @@ class GradientPipeline:
         self._moments = FirstMoments(each)
         self._clock = clock
         self._scaler = scaler
-        self._skips = SkipWatch(scaler, watched=bool(each))
+        self._skips = SkipWatch(self._optimizers)
         self._started: float | None = None  # the start of the last step
         self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(
@@ -209,7 +207,7 @@ class GradientPipeline:
     @property
     def flush_pending(self) -> bool:
         """Whether a flush is still to come."""
-        self._skips.check()
+        self._check_skips()
         return self._flush
 
     def set_grad_scale(self, scale: object) -> None:
@@ -256,7 +254,7 @@ class GradientPipeline:
         That is step, phase, votes, a flush to come, and norms since the detector last decided; and
         residuals, velocities, ages and magnitudes, which are this rank's own.
         """
-        self._skips.check()
+        self._check_skips()
         return {
             "version": STATE_VERSION,
             "policy": self.policy.name,
@@ -515,13 +513,14 @@ class GradientPipeline:
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
                 self._skipped = []  # a loss scaler may have kept an optimizer from it
-                self._skips.check()
-                self._skips.forget()
+                self._check_skips()
                 theirs = [each.scale for each in others if each.scale is not None]
                 if joined and theirs:  # this rank's own scaler takes no steps any more
                     self.set_grad_scale(theirs[0])
                 elif self._scaler is not None and not joined:
                     self.set_grad_scale(self._scaler.get_scale())
+                for each in self._skips.settled(self._grad_scale, joined=joined):
+                    self._books.forget(each.keys)
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 self._abandon()
                 started = self._clock()
@@ -554,11 +553,24 @@ class GradientPipeline:
         place = index if at_once is None else index % at_once
         in_place = scatter is None and self._leaves_values(step, plan, buffer)
         stage = self._stages.stage(place, buffer, encoder, scatter, in_place=in_place)
-        transfer = Transfer(step, stage, Asked(index, slots, bucket.parameters(), plan, scatter))
+        parameters = bucket.parameters()
+        owners = self._note_owners(step, slots, parameters) if step.scaled else ()
+        transfer = Transfer(step, stage, Asked(index, slots, parameters, plan, scatter, owners))
         with self._mutex:
             step.transfers.append(transfer)
             step.end.handle(step_end.Begun(transfer, last=bucket.is_last()))
         return transfer
+
+    def _note_owners(
+        self, step: Step, slots: tuple[TensorSlot, ...], parameters: list[torch.Tensor]
+    ) -> tuple[int, ...]:
+        """Notes that a bucket's gradients wait for their optimizers, and returns these by slot."""
+        owners = self._optimizers.owners(slots, parameters)
+        for owner in set(owners):
+            keys = [slot.key for slot, held in zip(slots, owners, strict=True) if held == owner]
+            self._skips.wait(owner, keys, self._grad_scale, flushes=step.flushes)
+            step.owners.add(owner)
+        return owners
 
     def _staged_start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> None:
         """Starts a transfer on the Stager's thread.
@@ -703,8 +715,8 @@ class GradientPipeline:
         if plan.fill == "momentum":
             self._fill(transfer, plan, report)
         whole = transfer.asked.scatter is None
-        if transfer.step.scaled and whole and not is_finite(transfer.stage.values):
-            transfer.step.overflowed = True
+        if transfer.step.scaled and whole:
+            transfer.step.overflowed |= transfer.overflowed
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
             transfer.returned.applied_square = square_norm(result) / self._grad_scale**2
@@ -819,10 +831,21 @@ class GradientPipeline:
             [(first.stats_sum, first.stats_max) for first in firsts],
         )
         self._consultation.note(step, self._grad_scale)
-        if step.scaled and step.agreed.nonfinite and step.scattered:
-            step.overflowed = True
+        for transfer in step.transfers:
+            step.overflowed |= self._scattered_overflow(transfer)
         layers = self._consultation.layers_due(step.agreed)
         self._go_on(step, step_end.Folded(layers=bool(layers)))
+
+    def _scattered_overflow(self, transfer: Transfer) -> set[int]:
+        """Returns the optimizer of a scattered bucket whose result is not finite, as ballots say.
+
+        Where several share the bucket, nobody knows whose gradients are meant, and the scale of the
+        next step shows who was kept from a step.
+        """
+        first, owners = transfer.returned.first, set(transfer.asked.owners)
+        if transfer.asked.scatter is None or first is None or len(owners) != 1:
+            return set()
+        return owners if nonfinite(first.stats_sum) else set()
 
     def _compare_scales(self, step: Step) -> None:
         def refuse(done: Handle) -> None:
@@ -879,13 +902,8 @@ class GradientPipeline:
         """Concludes a decided step: the policy reads its report."""
         agreed = step.agreed
         assert agreed is not None
-        if step.scaled:
-            kept = [(t.asked.slots, t.sent.before) for t in step.transfers]
-            flushes = step.flushes
-            self._skips.keep(self._grad_scale, lambda: self._undo(kept, flushes))
-        if step.overflowed:
-            self._skips.forget()
-            self._undo(kept, flushes)
+        for owner in step.overflowed:
+            self._undo(self._skips.overflowed(owner))
         self._shorten(step)
         came = [(t.asked.plan, t.returned.report) for t in step.transfers]
         transfers = [(plan, report) for plan, report in came if report is not None]
@@ -917,11 +935,17 @@ class GradientPipeline:
         if 0 < shortest < (self._datagram or self.communicator.datagram):
             self._datagram = shortest
 
-    def _undo(self, kept: list[tuple[tuple[TensorSlot, ...], Before]], flushes: bool) -> None:
-        """Reverts the books of a step that a scaler skips, whose gradient nobody applied."""
-        for slots, before in kept:
-            self._books.undo(slots, before)
-        self._flush = self._flush or flushes
+    def _check_skips(self) -> None:
+        """Reverts the books of gradients that a loss scaler has kept from their optimizer."""
+        scale = self._grad_scale if self._scaler is None else self._scaler.get_scale()
+        for each in self._skips.skipped(scale):
+            self._undo(each)
+
+    def _undo(self, waiting: Waiting | None) -> None:
+        """Reverts the books of gradients that nobody applies."""
+        if waiting is not None:
+            self._books.undo(waiting.keys)
+            self._flush = self._flush or waiting.flushes
 
     def _report(
         self,

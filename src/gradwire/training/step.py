@@ -21,16 +21,12 @@ __all__ = [
     "Answer",
     "Asked",
     "Awaited",
-    "Before",
     "Step",
     "Transfer",
     "is_finite",
     "square_norm",
     "tensor_squares",
 ]
-
-Before = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""Values in a bucket's books, each with a copy from before its step."""
 
 
 class Step:
@@ -46,7 +42,8 @@ class Step:
         floor: Share that every worker must deliver, else the guard acts; 0 for none.
         started: Time of its start, by the pipeline's clock.
         scaled: Whether a loss scaler skips it if a result is not finite.
-        overflowed: Whether a result is not finite.
+        owners: The optimizers of its parameters (`Optimizers.owners`), if it is scaled.
+        overflowed: The optimizers of whose parameters a result is not finite, so that they skip it.
         exposed: Time of the start of its last bucket's transfer.
         transfers: Its buckets.
         end: How it ends.
@@ -76,7 +73,8 @@ class Step:
         self.floor = 0.0 if exact else floor
         self.started = started
         self.scaled = scaled
-        self.overflowed = False
+        self.owners: set[int] = set()
+        self.overflowed: set[int] = set()
         self.exposed = started
         self.transfers: list[Transfer] = []
         self.end: StepEnd[Answer] = StepEnd(guarded=self.guarded)
@@ -104,11 +102,6 @@ class Step:
         """
         seen = [each.stage.values for each in self.transfers if each.asked.scatter is None]
         return all(map(is_finite, seen))
-
-    @property
-    def scattered(self) -> bool:
-        """Whether each rank gets its shard of the results alone."""
-        return any(transfer.asked.scatter is not None for transfer in self.transfers)
 
     @property
     def lost(self) -> float:
@@ -193,6 +186,8 @@ class Asked:
         parameters: The bucket's parameters, in order.
         plan: The plan of the first attempt.
         scatter: What becomes of the sum where each worker gets its shard; None where all get all.
+        owners: Who holds the parameter of each slot (`Optimizers.owners`); empty where no loss
+            scaler skips the step.
     """
 
     index: int
@@ -200,6 +195,7 @@ class Asked:
     parameters: list[torch.Tensor]
     plan: TransferPlan
     scatter: Scatter | None = None
+    owners: tuple[int, ...] = ()
 
 
 @dataclass
@@ -211,14 +207,12 @@ class Sent:
         pruned: The elements that were pruned, and their values.
         unused: The ranges of unused tensors, and what is owed for them.
         bypasses: Whether the residuals are not involved.
-        before: The bucket's books from before the step.
     """
 
     kept: NDArray[np.float32] | None = None
     pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None
     unused: list[tuple[slice, NDArray[np.float32]]] = field(default_factory=list)
     bypasses: bool = False
-    before: Before = field(default_factory=list)
 
 
 @dataclass
@@ -262,6 +256,19 @@ class Transfer(Answer):
     def own(self) -> slice:
         """The part of the bucket whose result this worker gets."""
         return slice(None) if self.asked.scatter is None else self.asked.scatter.own
+
+    @property
+    def overflowed(self) -> set[int]:
+        """The optimizers of whose parameters this worker's result is not finite."""
+        values = self.stage.values
+        if is_finite(values):
+            return set()
+        pairs = zip(self.asked.slots, self.asked.owners, strict=True)
+        return {
+            owner
+            for slot, owner in pairs
+            if not is_finite(values[slot.offset : slot.offset + slot.length])
+        }
 
     @property
     def applied_plan(self) -> TransferPlan:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from gradwire.policies import Policy
 from gradwire.training.cuda_codec import ENCODABLE
 from gradwire.training.feedback.chunked import ChunkBook
 from gradwire.training.feedback.device_book import DeviceBook, Encoded
+from gradwire.training.feedback.earlier import Earlier
 from gradwire.training.feedback.flat import FlatBook
 from gradwire.training.feedback.flat_copies import FlatCopies
 from gradwire.training.feedback.pruning import smallest_weights
@@ -34,7 +35,7 @@ from gradwire.training.feedback.residuals import (
 )
 from gradwire.training.feedback.result_sizes import MagnitudeBook
 from gradwire.training.feedback.velocity import VelocityBook
-from gradwire.training.step import Before, Step, Transfer, is_finite
+from gradwire.training.step import Step, Transfer, is_finite
 from gradwire.transport import transforms
 from gradwire.transport.communicator import Communicator
 
@@ -67,6 +68,8 @@ class Books:
         self._ages = AgeBook(self.settings.max_age)
         self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
         self._copies = FlatCopies()
+        books = self._residuals, self._velocities
+        self._earlier = [Earlier(book) for book in books if book is not None]
         self.finds_unused = False  # whether DDP looks for parameters that a step does not use
         self._selects = self.communicator.world_size > 1  # a single worker keeps everything
 
@@ -135,19 +138,24 @@ class Books:
 
     def _remember(self, transfer: Transfer, elements: int) -> None:
         """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
-        residuals = None if transfer.sent.bypasses else self._residuals
-        for book in (residuals, self._velocities):
-            if book is not None:
-                values = book.open(transfer.asked.slots, elements)
-                before = self._copies.of((transfer.asked.index, book.kind), values)
-                transfer.sent.before.append((values, before))
+        for earlier in self._earlier:
+            if not (transfer.sent.bypasses and earlier.book is self._residuals):
+                earlier.keep(transfer.asked.slots, elements)
 
-    def undo(self, slots: tuple[TensorSlot, ...], before: Before) -> None:
-        """Restores a bucket's books to their values before its step, whose gradient is void."""
-        for values, kept in before:
-            np.copyto(values, kept)
+    def undo(self, keys: Collection[str]) -> None:
+        """Restores the books of these parameters to their values before gradients that are void.
+
+        These are the gradients since `forget` was last called for the parameters.
+        """
+        for earlier in self._earlier:
+            earlier.restore(keys)
         if self._residuals is not None:
-            self._residuals.mark_dirty(slots)
+            self._residuals.mark_changed(keys)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Notes that an optimizer has taken the gradients of these parameters."""
+        for earlier in self._earlier:
+            earlier.forget(keys)
 
     def critical(
         self, transfer: Transfer, host: NDArray[np.float32], finite: bool
@@ -193,6 +201,8 @@ class Books:
     def close(self) -> None:
         """Frees memory that is needed within a step only."""
         self._copies.clear()
+        for earlier in self._earlier:
+            earlier.clear()
 
     def last_magnitudes(self, transfer: Transfer) -> NDArray[np.float32] | None:
         """Returns the mean magnitudes of the chunks' last results.
@@ -284,6 +294,8 @@ class Books:
         for book in (self._residuals, self._velocities):
             if book is not None:
                 book.rescale(factor)
+        for earlier in self._earlier:
+            earlier.rescale(factor)
 
     def state_dict(self) -> dict[str, object]:
         """Returns residuals, velocities, ages and magnitudes by parameter name, as tensors.

@@ -31,7 +31,7 @@ def blocks(values: FlatArray) -> Iterator[FlatArray]:
 class FlatBook:
     """Values of one rank by parameter name; 0 where there are none."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "value"
     """Name of one value, for errors."""
 
     def __init__(self) -> None:
@@ -41,6 +41,10 @@ class FlatBook:
     def values(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
         """Returns the flat array of a bucket that is open."""
         return self._flat[slots]
+
+    def of(self, key: str) -> FlatArray:
+        """Returns the values of a parameter, or of a part of one, that was open."""
+        return self._by_name[key]
 
     def rescale(self, factor: float) -> None:
         """Multiplies all values by a factor, after a loss scaler has changed its scale."""

@@ -16,7 +16,7 @@ is critical. Ages are kept with and without feedback.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,11 @@ class ResidualBook(FlatBook):
         """Notes that the bucket's values may no longer be zero."""
         with self._mutex:
             self._clean.discard(slots)
+
+    def mark_changed(self, keys: Collection[str]) -> None:
+        """Notes that values of these parameters may no longer be zero."""
+        with self._mutex:
+            self._clean -= {each for each in self._clean if any(slot.key in keys for slot in each)}
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
         """Returns a bucket's flat array (`FlatBook.open`); of new layouts nothing is known."""

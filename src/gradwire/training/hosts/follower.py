@@ -66,10 +66,10 @@ class Follower(SharingPipeline):
 
     def _step_input(self, joined: bool) -> StepInput:
         self._skipped = []
-        self._skips.check()
-        self._skips.forget()
+        self._check_skips()
         if self._scaler is not None and not joined:
             self.set_grad_scale(self._scaler.get_scale())
+        self._skips.settled(self._grad_scale, joined=joined)
         ballot = self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
         flush, self._flush = self._flush, False
         return StepInput(ballot, flush)
@@ -149,14 +149,10 @@ class Follower(SharingPipeline):
             for handed in self._step_buckets:
                 self._skipped.extend(handed.parameters)
 
-        def undo() -> None:
-            self._flush = self._flush or end.flushes
-
-        if end.scaled:
-            self._skips.keep(self._grad_scale, undo)
-        if end.overflowed:
-            self._skips.forget()
-            undo()
+        for owner in end.owners:
+            self._skips.wait(owner, (), self._grad_scale, flushes=end.flushes)
+        for owner in end.overflowed:
+            self._undo(self._skips.overflowed(owner))
         if self._writer is not None:
             self._writer.write(report)
 

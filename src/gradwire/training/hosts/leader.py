@@ -176,7 +176,7 @@ class Leader(SharingPipeline):
         self._end = End(
             self._last,
             skipped=step.action == "skipped",
-            scaled=step.scaled,
+            owners=step.owners,
             overflowed=step.overflowed,
             flushes=step.flushes,
             kept=self._decisive_state(),

@@ -93,16 +93,16 @@ class End:
     Attributes:
         report: The leader's report.
         skipped: Whether the optimizer must skip the step.
-        scaled: Whether a loss scaler skips it if a gradient is not finite.
-        overflowed: Whether a result is not finite.
+        owners: The optimizers of its parameters where a loss scaler may skip it, else none.
+        overflowed: Those of whose parameters a result is not finite.
         flushes: Whether the step was exact because a user asked for it.
         kept: What the leader keeps of it that decides later steps, for the followers' states.
     """
 
     report: StepReport
     skipped: bool
-    scaled: bool
-    overflowed: bool
+    owners: set[int]
+    overflowed: set[int]
     flushes: bool
     kept: dict[str, object]
 
