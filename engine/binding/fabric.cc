@@ -49,6 +49,7 @@ nb::dict link_counters(const sim::LinkCounters& counters) {
   out["duplicated"] = counters.duplicated;
   out["garbage"] = counters.garbage;
   out["dropped_long"] = counters.dropped_long;
+  out["dropped_policer"] = counters.dropped_policer;
   out["cross_packets"] = counters.cross_packets;
   out["cross_dropped"] = counters.cross_dropped;
   out["max_queue_bytes"] = counters.max_queue_bytes;
@@ -121,53 +122,11 @@ nb::list trace_list(const Fabric& fabric) {
   return out;
 }
 
-// LinkChange is the options of a link to set; absent ones stay as they are.
-struct LinkChange {
-  std::optional<double> rate;
-  std::optional<int64_t> delay;
-  std::optional<uint64_t> queue_bytes;
-  std::optional<double> loss, loss_burst, reorder;
-  std::optional<int64_t> reorder_delay;
-  std::optional<double> duplicate, garbage, flip;
-  std::optional<uint64_t> ecn_bytes;
-  std::optional<bool> bleach, drop_ect;
-  std::optional<uint32_t> longest;
-
-  sim::LinkOptions applied_to(sim::LinkOptions options) const {
-    options.rate = rate.value_or(options.rate);
-    options.delay = delay.value_or(options.delay);
-    options.queue_bytes = queue_bytes.value_or(options.queue_bytes);
-    options.loss = loss.value_or(options.loss);
-    options.loss_burst = loss_burst.value_or(options.loss_burst);
-    options.reorder = reorder.value_or(options.reorder);
-    options.reorder_delay = reorder_delay.value_or(options.reorder_delay);
-    options.duplicate = duplicate.value_or(options.duplicate);
-    options.garbage = garbage.value_or(options.garbage);
-    options.flip = flip.value_or(options.flip);
-    options.ecn_bytes = ecn_bytes.value_or(options.ecn_bytes);
-    options.bleach = bleach.value_or(options.bleach);
-    options.drop_ect = drop_ect.value_or(options.drop_ect);
-    options.longest = longest.value_or(options.longest);
-    if (const std::string wrong = options.validate(); !wrong.empty()) {
-      throw nb::value_error(wrong.c_str());
-    }
-    return options;
+sim::LinkOptions checked_link(const sim::LinkOptions& options) {
+  if (const std::string wrong = options.validate(); !wrong.empty()) {
+    throw nb::value_error(wrong.c_str());
   }
-};
-
-void set_link(Fabric& fabric, int64_t host, const std::string& direction,
-              std::optional<double> rate, std::optional<int64_t> delay,
-              std::optional<uint64_t> queue_bytes, std::optional<double> loss,
-              std::optional<double> loss_burst, std::optional<double> reorder,
-              std::optional<int64_t> reorder_delay, std::optional<double> duplicate,
-              std::optional<double> garbage, std::optional<double> flip,
-              std::optional<uint64_t> ecn_bytes, std::optional<bool> bleach,
-              std::optional<bool> drop_ect, std::optional<uint32_t> longest) {
-  const LinkChange change{rate,      delay,         queue_bytes, loss,    loss_burst,
-                          reorder,   reorder_delay, duplicate,   garbage, flip,
-                          ecn_bytes, bleach,        drop_ect,    longest};
-  sim::Link& link = fabric.link(known_host(fabric, host), parse_direction(direction));
-  link.set_options(change.applied_to(link.options()));
+  return options;
 }
 
 void start(Fabric& fabric, uint16_t worker, uint64_t op, uint16_t lane, uint64_t step,
@@ -210,29 +169,42 @@ bool run(Fabric& fabric, int64_t until, bool until_done) {
 }  // namespace
 
 void bind_fabric(nb::module_& module) {
+  nb::class_<sim::LinkOptions>(module, "Link", "One direction of a port in virtual time.")
+      .def(
+          "__init__",
+          [](sim::LinkOptions* self, double rate, int64_t delay, uint64_t queue_bytes, double loss,
+             double loss_burst, double reorder, int64_t reorder_delay, double duplicate,
+             double garbage, double flip, uint64_t ecn_bytes, bool bleach, bool drop_ect,
+             uint32_t longest, double police_rate, uint64_t police_burst) {
+            new (self) sim::LinkOptions(checked_link(
+                {rate, delay, queue_bytes, loss, loss_burst, reorder, reorder_delay, duplicate,
+                 garbage, flip, ecn_bytes, bleach, drop_ect, longest, police_rate, police_burst}));
+          },
+          nb::kw_only(), "rate"_a = 125e6, "delay_ns"_a = 20 * kMicrosecond,
+          "queue_bytes"_a = 256 << 10, "loss"_a = 0.0, "loss_burst"_a = 1.0, "reorder"_a = 0.0,
+          "reorder_delay_ns"_a = 100 * kMicrosecond, "duplicate"_a = 0.0, "garbage"_a = 0.0,
+          "flip"_a = 0.0, "ecn_bytes"_a = 0, "bleach"_a = false, "drop_ect"_a = false,
+          "longest"_a = 0, "police_rate"_a = 0.0, "police_burst"_a = 64 << 10);
   nb::class_<Fabric>(module, "Fabric", "Endpoints in virtual time on one switch.")
       .def(
           "__init__",
-          [](Fabric* self, uint16_t workers, uint16_t servers, uint64_t seed, double rate,
-             int64_t delay, uint64_t queue_bytes, double loss, double loss_burst, double reorder,
-             int64_t reorder_delay, double duplicate, double garbage, double flip,
-             uint64_t ecn_bytes, bool bleach, bool drop_ect, uint32_t longest, bool ecn,
-             uint32_t overhead, bool whole_trains, int64_t host_delay, int64_t host_jitter,
-             uint32_t datagram_bytes, int64_t peer_timeout, int64_t ping_interval,
-             int64_t delay_target, uint32_t receive_buffer, uint64_t memory_limit, bool pacing,
-             uint32_t session, size_t trace_limit) {
+          [](Fabric* self, uint16_t workers, uint16_t servers, uint64_t seed,
+             const sim::LinkOptions& link, bool ecn, uint32_t overhead, bool whole_trains,
+             int64_t host_delay, int64_t host_jitter, int64_t send_time, uint32_t datagram_bytes,
+             int64_t peer_timeout, int64_t ping_interval, int64_t delay_target,
+             uint32_t receive_buffer, uint64_t memory_limit, bool pacing, uint32_t session,
+             size_t trace_limit) {
             sim::FabricOptions options;
             options.workers = workers;
             options.servers = servers;
             options.seed = seed;
-            options.link = {rate,      delay,         queue_bytes, loss,    loss_burst,
-                            reorder,   reorder_delay, duplicate,   garbage, flip,
-                            ecn_bytes, bleach,        drop_ect,    longest};
+            options.link = link;
             options.endpoint.ecn = ecn;
             options.overhead = overhead;
             options.whole_trains = whole_trains;
             options.host_delay = host_delay;
             options.host_jitter = host_jitter;
+            options.send_time = send_time;
             options.trace_limit = trace_limit;
             if (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram) {
               throw nb::value_error("datagram_bytes: allowed are 256 to 8972");
@@ -247,25 +219,23 @@ void bind_fabric(nb::module_& module) {
             options.endpoint.session = session;
             new (self) Fabric(options);
           },
-          nb::kw_only(), "workers"_a, "servers"_a = 0, "seed"_a = 0, "rate"_a = 125e6,
-          "delay_ns"_a = 20 * kMicrosecond, "queue_bytes"_a = 256 << 10, "loss"_a = 0.0,
-          "loss_burst"_a = 1.0, "reorder"_a = 0.0, "reorder_delay_ns"_a = 100 * kMicrosecond,
-          "duplicate"_a = 0.0, "garbage"_a = 0.0, "flip"_a = 0.0, "ecn_bytes"_a = 0,
-          "bleach"_a = false, "drop_ect"_a = false, "longest"_a = 0, "ecn"_a = true,
-          "overhead"_a = 42, "whole_trains"_a = false, "host_delay_ns"_a = 0,
-          "host_jitter_ns"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
-          "ping_interval_ns"_a = kSecond, "delay_target_ns"_a = EndpointConfig{}.delay_target,
-          "receive_buffer"_a = 1 << 20, "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true,
-          "session"_a = 1, "trace_limit"_a = 0)
+          nb::kw_only(), "workers"_a, "servers"_a = 0, "seed"_a = 0, "link"_a = sim::LinkOptions{},
+          "ecn"_a = true, "overhead"_a = 42, "whole_trains"_a = false, "host_delay_ns"_a = 0,
+          "host_jitter_ns"_a = 0, "send_time_ns"_a = 0, "datagram_bytes"_a = 1472,
+          "peer_timeout_ns"_a = 30 * kSecond, "ping_interval_ns"_a = kSecond,
+          "delay_target_ns"_a = EndpointConfig{}.delay_target, "receive_buffer"_a = 1 << 20,
+          "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true, "session"_a = 1,
+          "trace_limit"_a = 0)
       .def_prop_ro("now_ns", &Fabric::now)
       .def_prop_ro("events", &Fabric::events)
       .def_prop_ro("trace_hash", &Fabric::trace_hash)
-      .def("set_link", &set_link, "host"_a, "direction"_a, nb::kw_only(), "rate"_a = nb::none(),
-           "delay_ns"_a = nb::none(), "queue_bytes"_a = nb::none(), "loss"_a = nb::none(),
-           "loss_burst"_a = nb::none(), "reorder"_a = nb::none(), "reorder_delay_ns"_a = nb::none(),
-           "duplicate"_a = nb::none(), "garbage"_a = nb::none(), "flip"_a = nb::none(),
-           "ecn_bytes"_a = nb::none(), "bleach"_a = nb::none(), "drop_ect"_a = nb::none(),
-           "longest"_a = nb::none())
+      .def(
+          "set_link",
+          [](Fabric& fabric, int64_t host, const std::string& direction,
+             const sim::LinkOptions& link) {
+            fabric.link(known_host(fabric, host), parse_direction(direction)).set_options(link);
+          },
+          "host"_a, "direction"_a, "link"_a)
       .def(
           "link",
           [](Fabric& fabric, int64_t host, const std::string& direction) {
@@ -282,6 +252,30 @@ void bind_fabric(nb::module_& module) {
           },
           "host"_a, "direction"_a = "down", nb::kw_only(), "rate"_a, "start_ns"_a = 0,
           "length_ns"_a, "period_ns"_a = 0, "packet_bytes"_a = 1514, "train"_a = 1)
+      .def(
+          "add_flow",
+          [](Fabric& fabric, int64_t host, const std::string& direction, int64_t start, int64_t end,
+             int64_t round, uint32_t packet_bytes) {
+            return fabric.add_flow(known_host(fabric, host), parse_direction(direction),
+                                   {start, end < 0 ? kNever : end, round, packet_bytes});
+          },
+          "host"_a, "direction"_a = "down", nb::kw_only(), "start_ns"_a = 0, "end_ns"_a = -1,
+          "round_ns"_a = 200 * kMicrosecond, "packet_bytes"_a = 1514)
+      .def(
+          "flow",
+          [](const Fabric& fabric, size_t index) {
+            const sim::TcpFlowCounters& counters = fabric.flow(index);
+            nb::dict out;
+            out["packets"] = counters.packets;
+            out["dropped"] = counters.dropped;
+            out["delivered_bytes"] = counters.delivered_bytes;
+            return out;
+          },
+          "index"_a)
+      .def(
+          "set_clock",
+          [](Fabric& f, int64_t host, double ppm) { f.set_clock(known_host(f, host), ppm); },
+          "host"_a, "ppm"_a)
       .def(
           "pause", [](Fabric& f, int64_t host) { f.pause(known_host(f, host)); }, "host"_a)
       .def(

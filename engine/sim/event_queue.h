@@ -22,10 +22,20 @@ class EventQueue {
   static constexpr uint16_t kNoStream = 0xffff;
 
   struct Event {
-    enum class Kind : uint8_t { at_switch, at_host, wake, timer, start, cross };
+    enum class Kind : uint8_t {
+      at_switch,
+      at_host,
+      wake,
+      timer,
+      start,
+      cross,
+      flow,
+      flow_acked,
+      flow_lost
+    };
     Nanos time;
     uint64_t sequence;
-    uint32_t index;  // unit, host, op or cross traffic
+    uint32_t index;  // unit, host, op, cross traffic or flow
     Kind kind;
     uint16_t stream = kNoStream;
     bool operator>(const Event& other) const {

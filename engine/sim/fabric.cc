@@ -2,6 +2,7 @@
 #include "sim/fabric.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -14,6 +15,8 @@ constexpr uint32_t kNoRun = 0xffffffff;
 constexpr uint32_t kMostStepsAtOnce = 20'000;
 // Trains of one step, likewise.
 constexpr uint32_t kMostTrainsAtOnce = 200'000;
+// Millionths by which a clock may be fast or slow; quartz and NTP stay below.
+constexpr double kMostPpm = 1000;
 
 }  // namespace
 
@@ -21,6 +24,7 @@ std::string FabricOptions::validate() const {
   if (workers < 1) return "workers: at least 1 is needed";
   if (uint32_t{workers} + servers > 4096) return "workers + servers: at most 4096 are simulated";
   if (host_delay < 0 || host_jitter < 0) return "host_delay and host_jitter must not be negative";
+  if (send_time < 0) return "send_time must not be negative";
   return link.validate();
 }
 
@@ -63,6 +67,34 @@ void Fabric::add_cross_traffic(uint16_t host, Direction direction, const CrossTr
   const Nanos start = std::max(traffic.start, now_);
   cross_.push_back({host, direction, traffic, start + traffic.length});
   push(start, Event::Kind::cross, static_cast<uint32_t>(cross_.size() - 1));
+}
+
+size_t Fabric::add_flow(uint16_t host, Direction direction, const TcpFlowOptions& flow) {
+  if (const std::string wrong = flow.validate(); !wrong.empty()) {
+    throw std::invalid_argument(wrong);
+  }
+  flows_.push_back({host, direction, TcpFlow(flow)});
+  push(std::max(flow.start, now_), Event::Kind::flow, static_cast<uint32_t>(flows_.size() - 1));
+  return flows_.size() - 1;
+}
+
+void Fabric::set_clock(uint16_t host, double ppm) {
+  if (!(std::abs(ppm) <= kMostPpm)) {
+    throw std::invalid_argument("ppm is " + std::to_string(ppm) + "; allowed are -1000 to 1000");
+  }
+  if (now_ != 0) throw std::invalid_argument("set_clock: a clock's rate is set before the run");
+  hosts_.at(host).clock = ppm * 1e-6;
+}
+
+Nanos Fabric::local(const Host& host, Nanos time) {
+  return time + std::llround(host.clock * static_cast<double>(time));
+}
+
+// The first instant at which a host's clock shows `time`.
+Nanos Fabric::from_local(const Host& host, Nanos time) {
+  auto there = static_cast<Nanos>(static_cast<double>(time) / (1.0 + host.clock));
+  while (local(host, there) < time) ++there;
+  return there;
 }
 
 void Fabric::pause(uint16_t host) {
@@ -127,7 +159,7 @@ void Fabric::start(uint16_t worker, OpSpec spec, std::vector<float> data, Nanos 
 void Fabric::close(uint16_t host, Nanos linger) {
   Host& h = hosts_.at(host);
   if (h.dead || h.paused) return;
-  h.endpoint->close(now_, linger);
+  h.endpoint->close(local(h, now_), linger);
   step(host);
 }
 
@@ -186,7 +218,7 @@ void Fabric::handle(const Event& event) {
     case Event::Kind::timer: {
       Host& host = hosts_[event.index];
       if (host.timer_at != event.time) break;  // replaced by an earlier one
-      host.timer_at = kNever;
+      host.timer_at = host.timer_for = kNever;
       step(static_cast<uint16_t>(event.index));
       break;
     }
@@ -196,6 +228,16 @@ void Fabric::handle(const Event& event) {
     case Event::Kind::cross:
       cross_packet(event.index);
       break;
+    case Event::Kind::flow_acked:
+      flows_[event.index].flow.acked();
+      flow_packets(event.index);
+      break;
+    case Event::Kind::flow_lost:
+      flows_[event.index].flow.lost(now_);
+      [[fallthrough]];
+    case Event::Kind::flow:
+      flow_packets(event.index);
+      break;
   }
 }
 
@@ -203,30 +245,37 @@ void Fabric::handle(const Event& event) {
 void Fabric::step(uint16_t index) {
   Host& host = hosts_[index];
   if (host.dead || host.paused) return;
+  if (now_ < host.busy_until) return;  // it wakes when its send call is over
   if (host.stepped_at != now_) host.steps_at_once = 0;
   host.stepped_at = now_;
   if (++host.steps_at_once > kMostStepsAtOnce) {
     violate("endpoint " + std::to_string(index) + " spins: its timer does not advance");
     return;
   }
+  const Nanos time = local(host, now_);
   if (!host.ring.empty()) {
     take_arrived(host);
-    host.endpoint->flush(now_);
+    host.endpoint->flush(time);
   }
-  if (host.endpoint->next_timer() <= now_) host.endpoint->on_timer(now_);
+  if (host.endpoint->next_timer() <= time) host.endpoint->on_timer(time);
   uint32_t trains = 0;
-  while (host.endpoint->transmit(now_, train_)) {
+  while (host.endpoint->transmit(time, train_)) {
     if (++trains > kMostTrainsAtOnce) {
       violate("endpoint " + std::to_string(index) + " sends without end");
       return;
     }
     launch(index, train_);
+    if (options_.send_time == 0) continue;
+    host.busy_until = now_ + options_.send_time;
+    push(host.busy_until, Event::Kind::wake, index);
+    break;
   }
   while (host.endpoint->next_event(event_)) take_event(index, event_);
   schedule_timer(index);
 }
 
 void Fabric::take_arrived(Host& host) {
+  const Nanos time = local(host, now_);
   while (!host.ring.empty()) {
     const Arrived arrived = host.ring.front();
     host.ring.pop_front();
@@ -235,8 +284,8 @@ void Fabric::take_arrived(Host& host) {
     for (size_t at = 0; at == 0 || at < unit.bytes.size(); at += unit.segment) {
       const size_t size = std::min<size_t>(unit.segment, unit.bytes.size() - at);
       note_bitmap(unit.destination, unit.source, std::span(unit.bytes).subspan(at, size));
-      host.endpoint->receive(unit.source, std::span(unit.bytes).subspan(at, size), now_,
-                             arrived.time, unit.ecn);
+      host.endpoint->receive(unit.source, std::span(unit.bytes).subspan(at, size), time,
+                             local(host, arrived.time), unit.ecn);
     }
     free_unit(arrived.unit);
   }
@@ -245,11 +294,21 @@ void Fabric::take_arrived(Host& host) {
 void Fabric::schedule_timer(uint16_t index) {
   Host& host = hosts_[index];
   const Nanos next = host.endpoint->next_timer();
-  if (next == kNever) return;
-  const Nanos due = std::max(next, now_);
-  if (due >= host.timer_at) return;
-  host.timer_at = due;
-  push(due, Event::Kind::timer, index);
+  if (next == kNever || next >= host.timer_for || now_ < host.busy_until) return;
+  host.timer_for = next;
+  // A host wakes late for a timer as it does for a datagram.
+  const Nanos due = from_local(host, next);
+  const Nanos at = due <= now_ ? now_ : due + lateness();
+  if (at >= host.timer_at) return;
+  host.timer_at = at;
+  push(at, Event::Kind::timer, index);
+}
+
+// How long a host takes to wake.
+Nanos Fabric::lateness() {
+  if (options_.host_jitter == 0) return options_.host_delay;
+  const double jitter = random_.uniform() * static_cast<double>(options_.host_jitter);
+  return options_.host_delay + static_cast<Nanos>(jitter);
 }
 
 void Fabric::begin(Run& run) {
@@ -260,7 +319,7 @@ void Fabric::begin(Run& run) {
     return;
   }
   run.begun = true;
-  if (Failure wrong = host.endpoint->start(run.spec, now_)) {
+  if (Failure wrong = host.endpoint->start(run.spec, local(host, now_))) {
     OpReport report;
     report.op = run.spec.op;
     report.step = run.spec.step;

@@ -21,6 +21,7 @@
 #include "sim/link.h"
 #include "sim/pass_check.h"
 #include "sim/random.h"
+#include "sim/tcp_flow.h"
 #include "wire/packet.h"
 
 namespace gradwire::sim {
@@ -32,8 +33,9 @@ struct FabricOptions {
   LinkOptions link;           // both directions of every port, until set_link
   uint32_t overhead = 42;     // bytes on the wire besides the payload: Ethernet, IPv4, UDP
   bool whole_trains = false;  // a train passes queues and losses as one
-  Nanos host_delay = 0;       // from a datagram's arrival to its processing …
+  Nanos host_delay = 0;       // from a datagram's arrival, or a timer's time, to its processing …
   Nanos host_jitter = 0;      // … plus up to this
+  Nanos send_time = 0;        // how long a call that sends a train keeps its host busy
   size_t trace_limit = 0;     // datagrams that trace() keeps
   EndpointConfig endpoint;    // of all endpoints; endpoint, workers and servers are set
 
@@ -81,6 +83,11 @@ class Fabric {
   // ---- the network and its faults
   Link& link(uint16_t host, Direction direction);
   void add_cross_traffic(uint16_t host, Direction direction, const CrossTraffic& traffic);
+  // Adds a flow that yields to loss; returns its index.
+  size_t add_flow(uint16_t host, Direction direction, const TcpFlowOptions& flow);
+  const TcpFlowCounters& flow(size_t index) const { return flows_.at(index).flow.counters; }
+  // Makes a host's clock run faster by `ppm` millionths; before the first event only.
+  void set_clock(uint16_t host, double ppm);
   void pause(uint16_t host);  // the process is suspended; its socket buffer fills
   void resume(uint16_t host);
   void kill(uint16_t host);  // the process ends without BYE
@@ -141,7 +148,10 @@ class Fabric {
     std::deque<Arrived> ring;
     uint64_t ring_bytes = 0;
     uint64_t dropped_socket = 0;
-    Nanos timer_at = kNever;  // the earliest timer event in the queue
+    Nanos timer_at = kNever;   // the earliest timer event in the queue …
+    Nanos timer_for = kNever;  // … and the timer that it is for
+    Nanos busy_until = 0;      // the end of a send call
+    double clock = 0;          // what its clock gains in a nanosecond
     Nanos stepped_at = -1;
     uint32_t steps_at_once = 0;
     bool wake_due = false;
@@ -169,6 +179,12 @@ class Fabric {
     Nanos burst_end;
   };
 
+  struct Flow {
+    uint16_t host;
+    Direction direction;
+    TcpFlow flow;
+  };
+
   // Sender identifies the chunks of one kind that one host sends of an op; a result is the same for
   // all receivers.
   struct Sender {
@@ -188,6 +204,9 @@ class Fabric {
   void step(uint16_t host);
   void take_arrived(Host& host);
   void schedule_timer(uint16_t host);
+  Nanos lateness();
+  static Nanos local(const Host& host, Nanos time);
+  static Nanos from_local(const Host& host, Nanos time);
   void begin(Run& run);
   void finish(Run& run, OpReport report);
   void take_event(uint16_t host, gradwire::Event& event);
@@ -198,6 +217,7 @@ class Fabric {
   void at_host(uint32_t unit);
   void send_garbage(uint32_t unit, Link& link, Nanos at);
   void cross_packet(uint32_t index);
+  void flow_packets(uint32_t index);
   bool reachable(uint16_t from, uint16_t to) const;
 
   void check_train(uint16_t host, const Train& train);
@@ -226,6 +246,7 @@ class Fabric {
   std::map<uint64_t, std::vector<uint32_t>> by_op_;  // op -> run of each worker
   uint64_t open_runs_ = 0;
   std::vector<Cross> cross_;
+  std::vector<Flow> flows_;
   std::vector<bool> parted_;  // [from × hosts + to]
   Train train_;
   gradwire::Event event_;

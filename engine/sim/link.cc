@@ -18,6 +18,10 @@ std::string LinkOptions::validate() const {
   if (!(rate > 0.0)) return "rate is " + std::to_string(rate) + " bytes/s; it must be positive";
   if (delay < 0) return "delay is " + std::to_string(delay) + " ns; it must not be negative";
   if (reorder_delay < 0) return "reorder_delay must not be negative";
+  if (!(police_rate >= 0.0)) {
+    return "police_rate is " + std::to_string(police_rate) + " bytes/s; allowed are 0 and above";
+  }
+  if (police_burst < 2048) return "police_burst: a policer lets at least 2048 bytes pass";
   if (queue_bytes < 2048) return "queue_bytes: a queue holds at least 2048 bytes";
   if (!(loss_burst >= 1.0)) return "loss_burst: a run of losses has at least one packet";
   for (const auto& text :
@@ -47,10 +51,31 @@ uint8_t Link::mark(Nanos now, uint8_t ecn, uint32_t packets) {
   return kCe;
 }
 
+bool Link::polices(Nanos now, uint64_t wire_bytes) {
+  if (options_.police_rate <= 0.0) return false;
+  const auto burst = static_cast<double>(options_.police_burst);
+  if (policed_ == kNever) {
+    police_tokens_ = burst;
+  } else {
+    const auto passed = static_cast<double>(now - policed_);
+    police_tokens_ = std::min(burst, police_tokens_ + passed * options_.police_rate * 1e-9);
+  }
+  policed_ = now;
+  const auto bytes = static_cast<double>(wire_bytes);
+  // A train larger than the whole bucket still passes a full one.
+  if (police_tokens_ < std::min(bytes, burst)) return true;
+  police_tokens_ -= bytes;
+  return false;
+}
+
 Nanos Link::enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross) {
   const uint64_t waiting = queued(now);
   (cross ? counters.cross_packets : counters.packets) += packets;
   if (!cross) counters.bytes += wire_bytes;
+  if (polices(now, wire_bytes)) {
+    (cross ? counters.cross_dropped : counters.dropped_policer) += packets;
+    return kNever;
+  }
   // A train larger than the whole queue still passes an empty one.
   if (waiting + wire_bytes > options_.queue_bytes && waiting > 0) {
     (cross ? counters.cross_dropped : counters.dropped_queue) += packets;

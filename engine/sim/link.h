@@ -28,6 +28,9 @@ struct LinkOptions {
   bool bleach = false;     // clears the ECN field of all packets
   bool drop_ect = false;   // loses all ECT packets
   uint32_t longest = 0;    // loses longer datagrams silently; 0: no limit
+  // A token bucket without a queue, before the queue: packets beyond it are lost.
+  double police_rate = 0.0;  // bytes/s; 0: none
+  uint64_t police_burst = 64 << 10;
 
   // An empty string, or what is wrong.
   std::string validate() const;
@@ -39,6 +42,7 @@ struct LinkCounters {
   uint64_t dropped_queue = 0;
   uint64_t dropped_loss = 0;
   uint64_t dropped_long = 0;
+  uint64_t dropped_policer = 0;
   uint64_t reordered = 0;
   uint64_t duplicated = 0;
   uint64_t garbage = 0;
@@ -60,8 +64,10 @@ class Link {
   // before enqueue().
   uint8_t mark(Nanos now, uint8_t ecn, uint32_t packets);
   // The time when the last byte leaves the queue; kNever when the packet is dropped. `packets`
-  // travel as one (a train that segmentation offload keeps whole).
+  // travel as one (a train that segmentation offload keeps whole). `cross`: of other traffic.
   Nanos enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross);
+  // When all that is queued has left.
+  Nanos empty_at(Nanos now) const { return busy_until_ > now ? busy_until_ : now; }
   // True when the wire loses the next packet.
   bool lose(uint32_t packets);
 
@@ -71,8 +77,12 @@ class Link {
  private:
   LinkOptions options_;
   uint64_t queued(Nanos now) const;
+  bool polices(Nanos now, uint64_t wire_bytes);
 
   Nanos busy_until_ = 0;
+  // Bytes that the policer lets pass, and when they were counted.
+  double police_tokens_ = 0;
+  Nanos policed_ = kNever;
   bool bad_ = false;
 };
 

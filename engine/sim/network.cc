@@ -182,8 +182,7 @@ void Fabric::at_host(uint32_t unit) {
     return;
   }
   host.wake_due = true;
-  const double jitter = random_.uniform() * static_cast<double>(options_.host_jitter);
-  push(now_ + options_.host_delay + static_cast<Nanos>(jitter), Event::Kind::wake, index);
+  push(now_ + lateness(), Event::Kind::wake, index);
 }
 
 void Fabric::cross_packet(uint32_t index) {
@@ -200,6 +199,21 @@ void Fabric::cross_packet(uint32_t index) {
     cross.burst_end += traffic.period;
   }
   push(next, Event::Kind::cross, index);
+}
+
+// Sends what a flow's window allows. A drop is known when the packets queued before it have been
+// acknowledged.
+void Fabric::flow_packets(uint32_t index) {
+  Flow& entry = flows_[index];
+  TcpFlow& flow = entry.flow;
+  Link& port = link(entry.host, entry.direction);
+  while (flow.sends(now_)) {
+    const Nanos left = port.enqueue(now_, flow.options.packet_bytes, 1, true);
+    const bool dropped = left == kNever;
+    flow.sent(now_, dropped);
+    push((dropped ? port.empty_at(now_) : left) + flow.options.round,
+         dropped ? Event::Kind::flow_lost : Event::Kind::flow_acked, index);
+  }
 }
 
 }  // namespace gradwire::sim

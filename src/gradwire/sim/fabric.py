@@ -55,6 +55,9 @@ class Link:
         drop_ect: Whether all ECT packets are lost.
         longest: Size in bytes above which datagrams (UDP payload) are lost silently; 0 for no
             limit.
+        police_rate: Rate in bytes per second of a policer before the queue, which loses what
+            exceeds it; 0 for none.
+        police_burst: Bytes that the policer lets pass at once.
     """
 
     rate: float = 125e6
@@ -71,6 +74,19 @@ class Link:
     bleach: bool = False
     drop_ect: bool = False
     longest: int = 0
+    police_rate: float = 0.0
+    police_burst: int = 64 << 10
+
+    def _core(self) -> _engine.Link:
+        fields = asdict(self)
+        made: _engine.Link = load_engine().Link(
+            delay_ns=_ns(fields.pop("delay")),
+            reorder_delay_ns=_ns(fields.pop("reorder_delay")),
+            queue_bytes=fields.pop("queue"),
+            ecn_bytes=fields.pop("ecn"),
+            **fields,
+        )
+        return made
 
 
 NETWORK_A = Link(rate=125e6, queue=256 << 10)
@@ -122,8 +138,10 @@ class Fabric:
         overhead: Bytes on the wire beside each UDP payload.
         whole_trains: Whether queues and losses treat a train as one packet, as under segmentation
             offload (network A).
-        host_delay: Seconds from a datagram's arrival until the process reads it.
+        host_delay: Seconds from a datagram's arrival until the process reads it, and from the time
+            of a timer until the process wakes.
         host_jitter: Variation of that delay in seconds.
+        send_time: Seconds for which a call that sends a train keeps the process busy.
         datagram_bytes: Size of datagrams in bytes.
         peer_timeout: Seconds of silence after which a peer counts as dead.
         ping_interval: Seconds between pings.
@@ -152,6 +170,7 @@ class Fabric:
         whole_trains: bool = False,
         host_delay: float = 0.0,
         host_jitter: float = 0.0,
+        send_time: float = 0.0,
         datagram_bytes: int = 1472,
         peer_timeout: float = 30.0,
         ping_interval: float = 1.0,
@@ -170,25 +189,13 @@ class Fabric:
             workers=workers,
             servers=servers,
             seed=seed,
-            rate=link.rate,
-            delay_ns=_ns(link.delay),
-            queue_bytes=link.queue,
-            loss=link.loss,
-            loss_burst=link.loss_burst,
-            reorder=link.reorder,
-            reorder_delay_ns=_ns(link.reorder_delay),
-            duplicate=link.duplicate,
-            garbage=link.garbage,
-            flip=link.flip,
-            ecn_bytes=link.ecn,
-            bleach=link.bleach,
-            drop_ect=link.drop_ect,
-            longest=link.longest,
+            link=link._core(),
             ecn=ecn,
             overhead=overhead,
             whole_trains=whole_trains,
             host_delay_ns=_ns(host_delay),
             host_jitter_ns=_ns(host_jitter),
+            send_time_ns=_ns(send_time),
             datagram_bytes=datagram_bytes,
             peer_timeout_ns=_ns(peer_timeout),
             ping_interval_ns=_ns(ping_interval),
@@ -241,16 +248,7 @@ class Fabric:
 
     def set_link(self, host: int, direction: Direction, link: Link) -> None:
         """Gives one direction of a host's port other properties from now on."""
-        fields = asdict(link)
-        self._core.set_link(
-            host,
-            direction,
-            delay_ns=_ns(fields.pop("delay")),
-            reorder_delay_ns=_ns(fields.pop("reorder_delay")),
-            queue_bytes=fields.pop("queue"),
-            ecn_bytes=fields.pop("ecn"),
-            **fields,
-        )
+        self._core.set_link(host, direction, link._core())
 
     def link_counters(self, host: int, direction: Direction) -> dict[str, int]:
         """Returns packets, bytes, drops by queue and by loss, the longest queue, cross traffic."""
@@ -290,6 +288,46 @@ class Fabric:
             packet_bytes=packet_bytes,
             train=train,
         )
+
+    def tcp_flow(
+        self,
+        host: int,
+        *,
+        start: float = 0.0,
+        end: float | None = None,
+        round_trip: float = 200e-6,
+        direction: Direction = "down",
+        packet_bytes: int = 1514,
+    ) -> int:
+        """Adds a flow of TCP Reno into a port, which grows until packets are lost and yields then.
+
+        Args:
+            host: The host of the port.
+            start: Seconds since the fabric's start.
+            end: When it ends, in seconds since the start; None for never.
+            round_trip: Round-trip time in seconds, without the port's queue.
+            direction: "up" or "down".
+            packet_bytes: Size of a packet in bytes.
+
+        Returns:
+            The flow's index, for `flow`.
+        """
+        return self._core.add_flow(
+            host,
+            direction,
+            start_ns=_ns(start),
+            end_ns=-1 if end is None else _ns(end),
+            round_ns=_ns(round_trip),
+            packet_bytes=packet_bytes,
+        )
+
+    def flow(self, index: int) -> dict[str, int]:
+        """Returns the packets, drops and delivered bytes of a flow so far."""
+        return self._core.flow(index)
+
+    def set_clock(self, host: int, ppm: float) -> None:
+        """Makes a host's clock run faster, by millionths (-1000 to 1000); before the run only."""
+        self._core.set_clock(host, ppm)
 
     def pause(self, host: int) -> None:
         """Stops the process of a host; its socket buffer fills."""
