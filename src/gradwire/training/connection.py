@@ -7,13 +7,15 @@ with the other ranks, and closes it.
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gradwire.core.errors import ConfigError
+from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.names import named_parameters, some_of
 from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
@@ -26,7 +28,7 @@ from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
 from gradwire.training.hosts.seat import share_number, take_seat
 from gradwire.training.off import Off, switched_off
-from gradwire.training.optimizers import Given, Optimizers, several
+from gradwire.training.optimizers import Given, Optimizers, held_by, several
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
 from gradwire.transport.communicator import Communicator
@@ -107,6 +109,7 @@ class Connection:
                     raise
                 undo.pop_all()
             meeting.close()
+            self._watch_failures(self._pipeline)
             hook = functools.partial(_skip_step, self._pipeline)
             for each in self._optimizers.each:
                 self._unhook.callback(each.register_step_pre_hook(hook).remove)
@@ -176,6 +179,46 @@ class Connection:
         except ConfigError as error:
             return None, error
 
+    def _watch_failures(self, pipeline: GradientPipeline) -> None:
+        """Has every later use of the module and of its optimizers raise what stops a pipeline."""
+        held = weakref.ref(self)
+
+        def check_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            here = held()
+            if here is not None:
+                here._check_step(optimizer)
+
+        def refuse() -> None:
+            here = held()
+            if here is not None:
+                here._refuse_forward()
+
+        watch = register_optimizer_step_pre_hook(check_step)
+        self._unhook.callback(weakref.finalize(self, watch.remove))
+        pipeline.when_stopped = refuse
+        if pipeline.stopped() is not None:
+            refuse()
+
+    def check(self) -> None:
+        """Raises what has stopped the pipeline, if anything has."""
+        if self._pipeline is not None:
+            self._pipeline.check()
+
+    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises what has stopped the pipeline where an optimizer steps with its gradients."""
+        try:
+            self.check()
+        except GradwireError:
+            if self._holds(optimizer):
+                raise
+
+    def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether an optimizer steps parameters of the module."""
+        return any(map(self._names.knows, held_by(optimizer)))
+
+    def _refuse_forward(self) -> None:
+        """Has the module's forward passes raise what has stopped the pipeline, on any thread."""
+
     def _prepare(self) -> None:
         """Checks the policy against the model and the route; raises ConfigError."""
         servers = self._settings.server_count
@@ -214,6 +257,7 @@ class Connection:
         pipeline, self._pipeline = self._pipeline, None
         self._optimizers, self._scaler = Optimizers(), None
         if pipeline is not None:
+            pipeline.when_stopped = no_op
             pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:

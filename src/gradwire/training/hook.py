@@ -112,6 +112,12 @@ class HookState(Connection):
         """
         return self._ddp() is ddp
 
+    def _refuse_forward(self) -> None:
+        ddp = self._ddp()
+        if ddp is not None:
+            refuse = ddp.register_forward_pre_hook(lambda *_: self.check(), prepend=True)
+            self._unhook.callback(refuse.remove)
+
     def check_join(self) -> None:
         """Raises ConfigError within the module's `join` unless that divides by all workers."""
         ddp = self._ddp()

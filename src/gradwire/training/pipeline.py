@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from gradwire.core.agreed import Ballot, Phase, Summary, nonfinite, scales_differ
 from gradwire.core.checks import is_number, is_whole, plain
-from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.hashed import HashedTuple
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.core.report import ReportWriter, StepReport, build_report
@@ -110,6 +110,7 @@ class GradientPipeline:
         policy: See above.
         settings: See above.
         number: See above.
+        when_stopped: Called once, on any thread, when a failure stops the pipeline.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class GradientPipeline:
         # Results of the last step begun that nobody has waited for yet.
         self._awaited: collections.deque[threading.Event] = collections.deque()
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
+        self.when_stopped: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------ what users set and read
 
@@ -431,12 +433,10 @@ class GradientPipeline:
             A future of where the result is: the bucket's buffer, or the scatter's output. Transfers
             that fail make the future fail.
         """
-        if self._failure is not None:
+        stopped = self.stopped()
+        if stopped is not None:
             self._awaited = collections.deque()
-            reason = str(self._failure) or repr(self._failure)
-            return failed(
-                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {reason}")
-            )
+            return failed(bucket.buffer(), stopped)
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
@@ -768,7 +768,7 @@ class GradientPipeline:
         actions = step.end.handle(event)
         for action in actions:
             if isinstance(action, step_end.Fail):
-                self._failure = self._failure or action.error
+                self._stop_at(action.error)
             elif isinstance(action, step_end.Fold):
                 self._running = None
         return actions
@@ -810,13 +810,44 @@ class GradientPipeline:
         except Exception as error:
             self._fail(step, error)
 
+    def stopped(self, more: str = "") -> GradwireError | None:
+        """Returns the error of every use of this pipeline after a failure; None before one.
+
+        Args:
+            more: What else came of the failure.
+        """
+        failure = self._failure
+        if failure is None:
+            return None
+        text = f"gradwire stopped at an earlier failure: {str(failure) or repr(failure)}"
+        text = f"{text}; {more}" if more else text
+        if isinstance(failure, TransferError):
+            return TransferError(text, rank=failure.rank, step=failure.step, cause=failure.cause)
+        return GradwireError(text)
+
+    def check(self, more: str = "") -> None:
+        """Raises the error that `stopped` returns."""
+        stopped = self.stopped(more)
+        if stopped is not None:
+            raise stopped
+
+    def fail(self, error: BaseException) -> None:
+        """Stops this pipeline for good, unless it has stopped before."""
+        self._fail(self._running, error)
+
     def _fail(self, step: Step | None, error: BaseException) -> None:
         """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""
         if step is not None:
             self._go_on(step, step_end.Failed(error))
             return
         with self._mutex:
-            self._failure = self._failure or error
+            self._stop_at(error)
+
+    def _stop_at(self, error: BaseException) -> None:
+        """Notes the first failure; the caller holds the mutex."""
+        if self._failure is None:
+            self._failure = error
+            self.when_stopped()
 
     def _fold(self, step: Step) -> None:
         """Folds the ballots of a step whose buckets are done."""

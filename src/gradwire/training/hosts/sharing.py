@@ -110,12 +110,9 @@ class SharingPipeline(GradientPipeline):
         """Averages one bucket of DDP over all ranks (`GradientPipeline.reduce`)."""
         assert layout is None
         assert scatter is None
-        stopped = self._stopped
+        stopped = self.stopped()
         if stopped is not None:
-            why = str(stopped) or repr(stopped)
-            return failed(
-                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {why}")
-            )
+            return failed(bucket.buffer(), stopped)
         try:
             handed = self._hand(bucket, joined)
         except GradwireError as error:
@@ -275,6 +272,10 @@ class SharingPipeline(GradientPipeline):
             )
         )
 
+    def fail(self, error: BaseException) -> None:
+        """Stops this pipeline, and those of the host's other ranks (`GradientPipeline.fail`)."""
+        self._stop(error)
+
     def _stop(self, error: BaseException, *, notify: bool = True) -> None:
         """Stops this pipeline for good; all buckets without a result fail.
 
@@ -295,7 +296,7 @@ class SharingPipeline(GradientPipeline):
             self._send_failure(Failed.of(cause))
         with self._mutex:
             running = self._running
-        self._fail(running, error)
+        self._fail(running, cause)
         for handed in lost:
             handed.error = error if isinstance(error, Exception) else cause
             handed.rows = None

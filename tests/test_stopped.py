@@ -1,0 +1,88 @@
+"""A failure that a training loop catches: nothing that follows trains on in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import gradwire
+from ddp_jobs import batch, model, wrap
+from ranks import Ranks
+
+WRAPPERS = ["ddp"]
+RESETS = hasattr(torch.distributed.fsdp.FSDPModule, "reset_iter_state")
+
+
+def wrapped(wrapper: str, net: Any) -> Any:
+    if wrapper == "ddp":
+        return wrap(net)
+    for layer in (net[0], net[2]):
+        fully_shard(layer)
+    return fully_shard(net)
+
+
+def loss_of(net: nn.Module, rank: int, step: int) -> torch.Tensor:
+    loss: torch.Tensor = net(batch(rank, step)).square().mean()
+    return loss
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """What an optimizer steps; a module may have other parameters after a failure."""
+    held = [each for group in optimizer.param_groups for each in group["params"]]
+    return torch.cat([getattr(p, "_local_tensor", p).detach().flatten() for p in held])
+
+
+def refused(call: Callable[[], object]) -> gradwire.GradwireError:
+    with pytest.raises(gradwire.GradwireError) as error:
+        call()
+    return error.value
+
+
+def goes_on_after_a_failure(rank: int, world: int, wrapper: str, first: str) -> None:
+    net = wrapped(wrapper, model())
+    ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (net, model()))
+    attachment = gradwire.attach(net, "reliable")
+    loss_of(net, rank, 0).backward()
+    ours.step()
+    before = stepped(ours)
+    earlier = loss_of(net, rank, 1)
+    attachment.grad_scale = 2.0 + rank  # the scales differ, which is a failure on all ranks
+    with pytest.raises(RuntimeError):
+        loss_of(net, rank, 1).backward()
+    uses = {
+        "step": ours.step,
+        "forward": lambda: loss_of(net, rank, 2),
+    }
+    for name in (first, *uses, *uses):
+        error = refused(uses[name])
+        assert isinstance(error, gradwire.TransferError)
+        assert (error.step, error.cause) == (1, "plan")
+    if wrapper == "fully_shard":  # DDP reduces one backward pass of the last forward pass
+        with pytest.raises(RuntimeError):
+            earlier.backward()
+    for parameter in (p for group in theirs.param_groups for p in group["params"]):
+        parameter.grad = torch.ones_like(parameter)
+    theirs.step()  # another model's
+    assert torch.equal(before, stepped(ours))
+    attachment.detach()
+    ours.step()
+    if wrapper == "ddp" or RESETS:
+        if wrapper == "fully_shard":
+            net.reset_iter_state()
+        attachment = gradwire.attach(net, "reliable")
+        ours.zero_grad()
+        loss_of(net, rank, 1).backward()
+        ours.step()
+        assert attachment.step == 1
+        attachment.detach()
+
+
+@pytest.mark.parametrize("first", ["step", "forward"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_failure_is_raised_by_all_that_follows(two: Ranks, wrapper: str, first: str) -> None:
+    two.run(goes_on_after_a_failure, wrapper=wrapper, first=first)
