@@ -14,7 +14,9 @@ import gradwire
 from ddp_jobs import batch, model, wrap
 from ranks import Ranks
 
-WRAPPERS = ["ddp"]
+WRAPPERS = ["ddp", "fully_shard"]
+if torch.__version__ < "2.9":
+    WRAPPERS.remove("fully_shard")
 RESETS = hasattr(torch.distributed.fsdp.FSDPModule, "reset_iter_state")
 
 

@@ -2,8 +2,8 @@
 
 torch calls the reduce-scatter of each group of parameters when their gradients are there, and says
 neither which parameters they are nor which call is the last of a backward pass. gradwire looks
-which have a gradient just before (in the group's method `post_backward`), and the step ends in a
-callback that autograd runs when the pass is over.
+which have a gradient just before (in the group's method `post_backward`), and the step ends with
+the backward pass (`gradwire.training.fsdp_passes`).
 
 A result may come after the call has returned, as with DDP, where torch only notes where it is. In
 other cases torch reads it at once, so the call waits for it.
@@ -21,16 +21,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-from torch.utils._pytree import tree_leaves
 
-from gradwire.core.errors import ConfigError
+from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.names import named_parameters, some_of
 from gradwire.policies import Policy
 from gradwire.training.bucket import ComparedLayout, Scatter
 from gradwire.training.connection import Connection
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
+from gradwire.training.fsdp_passes import Passes
 from gradwire.training.guard import floor_of
-from gradwire.training.optimizers import Given
+from gradwire.training.optimizers import Given, held_by
 
 __all__ = ["ReduceScatter", "Replicated", "Sharded", "average"]
 
@@ -39,6 +39,15 @@ IN_FLIGHT = 2
 
 One travels while the next group's gradients are computed."""
 
+GIVEN_UP = (
+    "an exception ended a backward pass, and reset_iter_state() of the root module, where torch "
+    "has it, was not called before the next use"
+)
+LEFT = (
+    "torch has left the model in the middle of that backward pass, where parameters stay gathered "
+    "and no gradient is reduced any more; go on from a checkpoint, after detach() and the root "
+    "module's reset_iter_state() where torch has it, else in new processes"
+)
 
 DIVIDED = (torch.float32, torch.bfloat16)
 """The types of sums whose division torch leaves to the reduction."""
@@ -119,20 +128,35 @@ class FullySharded(Connection):
         )
         self._rank = dist.get_rank(process_group)
         self._next = 0  # the index of the next bucket of the step
-        self._awaits_end = False
         self._results: list[torch.futures.Future[torch.Tensor]] = []
-        watch = torch.compiler.disable(self._note_output)  # type: ignore[no-untyped-call]
-        self._watch = model.register_forward_hook(watch)
+        self._passes = Passes(model, self._check_module, self._begin, self._end)
         for group in groups:
             reduce = functools.partial(self._after_backward, group, group.inner.post_backward)
             group.inner.post_backward = reduce
 
     def deactivate(self) -> None:
         """Closes the pipeline; from now on torch reduces the gradients alone."""
-        self._watch.remove()
+        self._passes.close()
         for group in self._groups:
             del group.inner.post_backward  # the class has torch's own
         super().deactivate()
+
+    def check(self) -> None:
+        """Raises what has stopped the pipeline, or torch (`Passes.interrupted`)."""
+        self._check_module(None)
+
+    def _check_module(self, state: Any) -> None:
+        """Raises what has stopped the pipeline, or torch where its object for a module says so."""
+        if not self._passes.interrupted(state):
+            super().check()
+        elif self._pipeline is not None:
+            self._pipeline.fail(GradwireError(GIVEN_UP))
+            self._pipeline.check(LEFT)
+
+    def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        sharded = (each.sharded_param for group in self._groups for each in group.inner.fsdp_params)
+        known = set(map(id, sharded))
+        return any(id(parameter) in known for parameter in held_by(optimizer))
 
     def _averaged(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
         self._order = list(named_parameters(model))
@@ -258,10 +282,15 @@ class FullySharded(Connection):
 
     def _after_backward(self, group: ShardGroup, reduce: Any, *unused: Any) -> None:
         """Reduces the gradients of a group, as torch does, once it is known whose they are."""
-        group.note_members()
-        if any(group.names[index] not in self._seen for index in group.members):
-            self._follow()
-        reduce(*unused)
+        try:
+            group.note_members()
+            if any(group.names[index] not in self._seen for index in group.members):
+                self._follow()
+            reduce(*unused)
+        except BaseException as error:  # torch cannot repeat the reduction
+            if self._pipeline is not None:
+                self._pipeline.fail(error)
+            raise
 
     @abstractmethod
     def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> ComparedLayout:
@@ -292,9 +321,9 @@ class FullySharded(Connection):
             A future of where the result is.
         """
         pipeline = self.pipeline
+        self._passes.reduce(group.described)
         if reads and pipeline.guards:
             raise self._cannot_wait(group, reads)
-        self._await_end()
         bucket = GroupBucket(self._next, values, list(group.parameters(members)))
         self._next += 1
         layout = self._layout(group, members)
@@ -309,27 +338,11 @@ class FullySharded(Connection):
 
     # ------------------------------------------------------------------ the end of a step
 
-    def _note_output(self, _module: torch.nn.Module, _given: object, output: object) -> None:
-        """Has a backward pass through the model's output end a step.
-
-        A reduction may run within a pass of its own inside of that one (reentrant checkpointing),
-        whose end is not the step's.
-        """
-        if torch._C._current_graph_task_id() == -1:  # an earlier pass may have been given up
-            self._awaits_end = False
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda _: self._await_end())  # type: ignore[no-untyped-call]
-
-    def _await_end(self) -> None:
-        if not self._awaits_end:
-            self._awaits_end, self._next, self._results = True, 0, []
-            # torch's own callbacks reduce, too: those of several roots may come after the first.
-            _after_backward(lambda: _after_backward(self._end))
+    def _begin(self) -> None:
+        self._next, self._results = 0, []
 
     def _end(self) -> None:
         """Ends the step, when the backward pass is over and all groups are reduced."""
-        self._awaits_end = False
         if not self._next:  # a pass that does not synchronise
             return
         results, self._results = self._results, []
@@ -511,11 +524,6 @@ class ReduceScatter:
             return None
         work: dist.Work = c10d._create_work_from_future(result)  # type: ignore[attr-defined]
         return work
-
-
-def _after_backward(function: Any) -> None:
-    """Calls a function when the backward pass is over, after all that wait for that now."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def _factor(op: Any, world_size: int) -> float:

@@ -17,7 +17,7 @@ from gradwire.core.names import named_parameters, plain_name
 from gradwire.core.plan import TensorSlot
 from gradwire.training.bucket import ComparedLayout
 
-__all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups"]
+__all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups", "states_of"]
 
 FIRST_TORCH = "2.9"
 """The first torch whose fully_shard takes a reduce-scatter of somebody else's."""
@@ -163,6 +163,16 @@ def _has_gradient(each: Any, unused: bool) -> bool:
 def is_sharded(model: torch.nn.Module) -> bool:
     """Returns whether fully_shard was applied to a model or to a part of it."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def states_of(model: torch.nn.Module) -> list[tuple[Any, list[torch.nn.Module]]]:
+    """Returns torch's own object of each call of fully_shard, with its modules."""
+    found: dict[int, tuple[Any, list[torch.nn.Module]]] = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            found.setdefault(id(state), (state, []))[1].append(module)
+    return list(found.values())
 
 
 def shard_groups(model: torch.nn.Module) -> list[ShardGroup]:

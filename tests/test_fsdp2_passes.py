@@ -1,0 +1,180 @@
+"""What a step is under fully_shard: one backward pass that reduces, whatever runs inside of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+from ddp_jobs import average_of, batch, gradients, model
+from ranks import Ranks
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.9", reason="attach takes modules under fully_shard from torch 2.9 on"
+)
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class Opaque:
+    """An output that nobody but the model looks into."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+
+class Stored(torch.autograd.Function):
+    """Runs a backward pass inside of the backward pass, without computing anything again."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.y = layer(ctx.x)
+        out: torch.Tensor = ctx.y.detach()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        torch.autograd.backward(ctx.y, given)
+        return None, ctx.x.grad
+
+
+class Nested(nn.Module):
+    """Has the gradients of each layer computed in a backward pass inside of the backward pass.
+
+    Args:
+        kind: How, and what the model returns.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers = model(width=70)
+        self.kind = kind
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if "stored" in self.kind:
+                x = Stored.apply(layer, x)  # type: ignore[no-untyped-call]
+            elif "block method" in self.kind:
+                x = checkpoint(getattr(layer, "compute", layer), x, use_reentrant=True)
+            else:
+                x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.run(x)
+        if "opaque" in self.kind:
+            return Opaque(x)
+        return Output(x) if "dataclass" in self.kind else x
+
+    def back(self, rank: int, step: int) -> None:
+        self.zero_grad()
+        x = batch(rank, step).requires_grad_()
+        out = self.run(x) if "root method" in self.kind else self(x)
+        getattr(out, "logits", out).square().mean().backward()
+
+
+def shard(kind: str) -> Any:
+    net = Nested(kind)
+    for layer in (net.layers[0], net.layers[2], net.layers[4]):
+        fully_shard(layer)
+        layer.compute = layer.forward
+        register_fsdp_forward_method(layer, "compute")
+    if "no root" not in kind:
+        fully_shard(net)
+        register_fsdp_forward_method(net, "run")
+    return net
+
+
+def whole(net: nn.Module) -> torch.Tensor:
+    """The gradients of all ranks' shards."""
+    return torch.cat([p.grad.full_tensor().flatten() for p in net.parameters()])  # type: ignore
+
+
+def nested(rank: int, world: int, kind: str) -> None:
+    twin, net = model(width=70), shard(kind)
+    attachment = gradwire.attach(net, "reliable")
+    for step in range(2):
+        net.back(rank, step)
+        twin.zero_grad()
+        twin(batch(rank, step)).square().mean().backward()
+        assert torch.equal(whole(net), average_of(gradients(twin)))
+        assert attachment.step == step + 1
+    assert attachment.report().buckets == 3
+    attachment.detach()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    options = {"guard": "skip", "floor": 0.95, "error_feedback": True, "datagram": 256}
+    attachment = gradwire.attach(net, "mlt", p=0.3, optimizer=optimizer, **options)
+    before = [parameter.to_local().clone() for parameter in net.parameters()]
+    net.back(rank, 2)
+    optimizer.step()
+    assert attachment.report().guard == "skipped"
+    after = [parameter.to_local() for parameter in net.parameters()]
+    assert all(map(torch.equal, before, after))
+    attachment.flush()
+    net.back(rank, 3)
+    owed: Any = attachment.state_dict()["residuals"]
+    assert owed
+    assert not attachment.flush_pending
+    assert not any(values.any() for values in owed.values())
+    attachment.detach()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "tensor",
+        "dataclass",
+        "opaque",
+        "root method",
+        "block method dataclass",
+        "block method root method",
+        "no root opaque",
+        "stored",
+        "stored root method",
+    ],
+)
+def test_a_step_is_one_backward_pass_with_passes_inside_of_it(two: Ranks, kind: str) -> None:
+    two.run(nested, kind=kind)
+
+
+def unseen(rank: int, world: int) -> None:
+    net = shard("no root stored")
+    attachment = gradwire.attach(net, "reliable")
+    with pytest.raises(gradwire.ConfigError) as refused:
+        net.back(rank, 0)
+    assert (refused.value.setting, refused.value.value) == ("model", "the parameters of 'layers.4'")
+    attachment.detach()
+
+
+def test_a_step_whose_end_cannot_be_seen_is_refused(two: Ranks) -> None:
+    two.run(unseen)
+
+
+def by_hand(rank: int, world: int) -> None:
+    """Reduces as torch's pipeline schedules do."""
+    net = shard("tensor")
+    attachment = gradwire.attach(net, "reliable")
+    net.set_requires_gradient_sync(False)
+    net.set_is_last_backward(False)
+    net.set_reshard_after_backward(False)
+    net.back(rank, 0)
+    net.set_requires_gradient_sync(True)
+    with pytest.raises(gradwire.ConfigError) as refused:
+        net.layers[2]._get_fsdp_state()._fsdp_param_group.post_backward()
+    assert (refused.value.setting, refused.value.value) == ("model", "the parameters of 'layers.2'")
+    attachment.detach()
+
+
+def test_what_is_reduced_outside_of_a_backward_pass_is_refused(two: Ranks) -> None:
+    two.run(by_hand)
