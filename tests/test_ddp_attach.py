@@ -47,8 +47,10 @@ def detaches(rank: int, world: int) -> None:
     with pytest.raises(gradwire.ConfigError, match="already attached"):
         gradwire.attach(ddp)
     train(ddp, rank, range(3))
+    assert repr(first) == "Attachment(policy='reliable', step=3)"
     first.detach()
     first.detach()
+    assert repr(first) == "Attachment(policy='reliable', step=3, detached)"
     changes: list[Callable[[], object]] = [
         first.flush,
         lambda: first.loss(1.0),

@@ -77,7 +77,7 @@ def test_buckets_join_by_elements() -> None:
     assert joined.exceeded == ("r1",)
 
 
-def test_a_line_holds_what_the_issue_asks_for() -> None:
+def test_a_line_holds_the_keys_that_readers_know() -> None:
     line = json.loads(report(transfer([10], [0.9])).line())
     asked = (
         "step phase bound effective_bound delivered bytes packets retransmissions push_s pull_s "
@@ -89,6 +89,24 @@ def test_a_line_holds_what_the_issue_asks_for() -> None:
         {"name": "r0", "bound": 0.25, "effective_bound": 0.2, "delivered": 0.9}
     ]
     assert line["agreed"]["fresh_norm"] is None  # JSON knows no NaN
+
+
+def test_a_report_prints_as_three_lines() -> None:
+    step = report(transfer([100, 300], [1.0, 0.8], exceeded=(1,)))
+    lines = str(step).splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) < 120
+    for text in ("step 3 of rank 1", "mlt", "85 %", "25 %", "1 region"):
+        assert text in lines[0]
+    assert "1 again" in lines[1]
+    assert "500 ms" in lines[2]
+    assert len(repr(step)) < 120
+    assert "delivered=0.85" in repr(step)
+
+
+@pytest.mark.parametrize(("delivered", "text"), [(1.0, "100 %"), (0.99999, "99.9 %"), (0.0, "0 %")])
+def test_only_a_whole_step_is_shown_as_whole(delivered: float, text: str) -> None:
+    assert f"delivered {text}," in str(report(transfer([100], [delivered])))
 
 
 def test_rank_0_writes_and_the_others_only_when_named(tmp_path: Path) -> None:

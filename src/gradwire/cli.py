@@ -1,7 +1,8 @@
 """The `gradwire` command, each subcommand of which is a typer app in a module of its own.
 
-A module loads only when its command runs or is listed. The commands of the lab (`demo`, `bench`,
-`lab`, `report`) belong to the distribution gradwire-lab, which announces them by entry points.
+A module loads only when its command runs; its line of help stands here, so that `gradwire --help`
+imports neither it nor torch. The commands of the lab (`demo`, `bench`, `lab`, `report`) belong to
+the distribution gradwire-lab, which announces them by entry points.
 """
 
 from importlib import import_module
@@ -13,31 +14,61 @@ from typer.core import TyperGroup
 
 from gradwire import __version__
 
-OWN = {
-    "server": "gradwire.server",
-    "doctor": "gradwire.doctor.command",
-    "probe": "gradwire.doctor.probe",
-    "calibrate": "gradwire.calibration.command",
+LAB = {
+    "demo": "Train a small model over a bursting network: on TCP and on gradwire, in turn.",
+    "lab": "Run scenario files on real kernel networks: hosts, queues, loss, bursts, and TCP "
+    "beside.",
+    "bench": "Measure gradwire beside its peers.",
+    "report": "Compare runs of the lab: the same contestants in the same cells, run beside run.",
 }
-LAB = ("demo", "lab", "bench", "report")
+"""The commands of the lab, with their lines of help."""
+OWN = {
+    "server": ("gradwire.server", 'Sum gradients for the workers of one job (route="server").'),
+    "doctor": (
+        "gradwire.doctor.command",
+        "Check this host, or under torchrun all hosts of the job and the network between them.",
+    ),
+    "probe": (
+        "gradwire.doctor.probe",
+        "Measure the network between two hosts: `gradwire probe --listen` there, then this here.",
+    ),
+    "calibrate": (
+        "gradwire.calibration.command",
+        'Find how much loss each layer of a model bears, for policies "plot" and "adaptive".',
+    ),
+}
+"""The product's commands: the module and the line of help of each."""
 ENTRY_POINTS = "gradwire.commands"
 
 
 class LazyCommands(TyperGroup):
     """The subcommands, each loaded when it is used."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        lines = {**LAB, **{name: line for name, (_, line) in OWN.items()}}
+        self.commands = {name: TyperGroup(name=name, help=line) for name, line in lines.items()}
+        self._lists = False  # lines of help are enough
+
+    def list_commands(self, _ctx: Any) -> list[str]:
         """Returns the names of the subcommands that are installed."""
         return [*(name for name in LAB if name in entry_points(group=ENTRY_POINTS).names), *OWN]
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the page of help from the lines here."""
+        self._lists = True
+        super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Completes the name of a subcommand from the lines here."""
+        self._lists = True
+        return super().shell_complete(ctx, incomplete)
+
     def get_command(self, ctx: Any, name: str) -> Any:
         """Loads a subcommand; returns None for an unknown name, exits where the lab is missing."""
-        if name in OWN:
-            found = import_module(OWN[name]).app
-        elif name in LAB:
-            found = _of_the_lab(name)
-        else:
-            return None
+        if self._lists or name not in self.commands:
+            return super().get_command(ctx, name)
+        found = import_module(OWN[name][0]).app if name in OWN else _of_the_lab(name)
         command = typer.main.get_command(found)
         command.name = name
         return command
@@ -54,7 +85,7 @@ def _of_the_lab(name: str) -> Any:
     raise typer.Exit(2)
 
 
-app = typer.Typer(cls=LazyCommands, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True)
 
 
 def _version(wanted: bool) -> None:

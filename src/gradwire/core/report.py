@@ -39,9 +39,11 @@ class RegionReport:
     delivered: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepReport:
     """One training step as this rank saw it.
+
+    `print(report)` shows it in three lines; `line()` is the line of a report file.
 
     The fields step, policy, phase, buckets, elements, critical_share, verdict, encoded_share,
     guard, attachment, agreed and the bounds are the same on all ranks.
@@ -113,6 +115,30 @@ class StepReport:
     encoded_share: float = 1.0
     attachment: int = 0
 
+    def __repr__(self) -> str:
+        shown = ("step", "rank", "policy", "phase", "delivered", "comm_s")
+        return f"StepReport({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)}, …)"
+
+    def __str__(self) -> str:
+        kept = f"delivered {_share(self.delivered)}, may lose {_share(self.bound)} at most"
+        notes = [f"guard: {self.guard}"] if self.guard else []
+        if self.exceeded:
+            notes.append(f"beyond their bound: {_count(len(self.exceeded), 'region')}")
+        path = f"round trip {_ms(self.rtprop_s)}"
+        if self.btlbw:
+            path += f", {self.btlbw / 1e6:.3g} MB/s"
+        return "\n".join(
+            (
+                f"step {self.step} of rank {self.rank}: "
+                + ", ".join([f"{self.policy}, {self.phase} phase", kept, *notes]),
+                f"  sent: {self.bytes / 1e6:.3g} MB for {self.elements:,} elements in "
+                f"{_count(self.buckets, 'bucket')}, {_count(self.packets, 'packet')}, "
+                f"{self.retransmissions:,} again",
+                f"  time: {_ms(self.comm_s)} from first to last bucket, {_ms(self.exposed_s)} of "
+                f"it with nothing left to compute; {path}",
+            )
+        )
+
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """Returns the same report with the phase detector's view of the run so far."""
         return replace(self, critical_share=critical_share, verdict=verdict)
@@ -120,6 +146,19 @@ class StepReport:
     def line(self) -> str:
         """Returns the report as one line of JSON; non-finite numbers become null."""
         return json.dumps(finite(asdict(self)), allow_nan=False, separators=(",", ":"))
+
+
+def _share(value: float) -> str:
+    """Returns a share in per cent, 100 % for a whole one alone."""
+    return "100 %" if value == 1 else f"{min(100 * value, 99.9):.3g} %"
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number:,} {of}{'' if number == 1 else 's'}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def build_report(

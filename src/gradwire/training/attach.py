@@ -127,6 +127,10 @@ class Attachment(Connected):
         self._pipeline = pipeline
         self._detached = False
 
+    def __repr__(self) -> str:
+        detached = ", detached" if self._detached else ""
+        return f"Attachment(policy={self.policy.name!r}, step={self.step}{detached})"
+
     @property
     def policy(self) -> Policy:
         """The policy that writes the plans."""
