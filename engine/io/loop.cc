@@ -36,6 +36,9 @@ constexpr Nanos kLinger = 2 * kSecond;
 constexpr int kTrainsPerTurn = 4;
 // The least wait with a held train, so that timers that are due do not make the thread spin.
 constexpr Nanos kHeldWait = 50 * kMicrosecond;
+// ERRORs to each peer when the thread fails, and the time between them: some may be lost.
+constexpr int kErrors = 3;
+constexpr std::chrono::milliseconds kErrorInterval{10};
 // The time from a datagram's kernel timestamp until the socket has it.
 constexpr Nanos kStampSlack = kMillisecond;
 
@@ -73,6 +76,7 @@ struct Loop::Impl {
   void publish();
   void finish(const std::string& why);
   void fail(const std::string& why);
+  void tell_peers(const std::string& why);
   bool wait_for_work();
 
   EndpointConfig config;
@@ -299,6 +303,7 @@ void Loop::Impl::run() {
   } catch (const std::exception& error) {
     why = std::string("the engine thread failed: ") + error.what();
     fail(why);
+    tell_peers(why);
   }
   finish(why);
 }
@@ -484,6 +489,20 @@ void Loop::Impl::publish() {
 void Loop::Impl::fail(const std::string& why) {
   const std::lock_guard lock(mutex);
   if (!failure) failure.text = why;
+}
+
+// Reports this thread's failure to the peers, which else would wait until it has been silent for
+// long. The endpoint is not asked, since an exception may have left it half changed.
+void Loop::Impl::tell_peers(const std::string& why) {
+  const Failure reported{why, config.endpoint};
+  for (int i = 0; i < kErrors; ++i) {
+    if (i) std::this_thread::sleep_for(kErrorInterval);
+    for (uint16_t peer = 0; peer < config.endpoints(); ++peer) {
+      if (peer == config.endpoint || !config.talks_to(peer)) continue;
+      write_error(config, reported, peer, train);
+      socket.send(addresses[peer], train, 0);
+    }
+  }
 }
 
 // Ends the engine: from here on the thread touches no caller's memory.

@@ -463,6 +463,14 @@ BREAKS = (
     ),
     Break(
         6,
+        "an engine whose thread fails goes without a word",
+        "engine/io/loop.cc",
+        "fail(why); tell_peers(why);",
+        "fail(why);",
+        "engine/tests/test_io_engine.py",
+    ),
+    Break(
+        6,
         "packets of ops to come keep the next op out",
         PROTO + "endpoint/messages.cc",
         "const bool next = op_id == next_admitted(op_id);",

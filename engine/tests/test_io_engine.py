@@ -456,6 +456,28 @@ def test_exit_with_open_engines_and_running_ops_is_clean() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 
 
+def test_an_engine_that_runs_out_of_memory_tells_its_peers() -> None:
+    """Its thread cannot go on, and the others learn it at once, not by its silence."""
+    done = run_python(PAIR + """
+    import resource
+    elements = 1 << 25
+    plan = _engine.Plan(elements=elements, regions=[(0, elements, 0.0)])
+    buffers = [np.ones(elements, np.float32) for _ in pair]
+    pair[0].all_reduce(op=0, step=6, plan=plan, data=buffers[0])
+    while pair[0].counters()["memory"] == 0: pass  # the sum of rank 0 has its own
+    used = 1024 * int(open("/proc/self/status").read().split("VmSize:")[1].split()[0])
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used, most))
+    pair[1].all_reduce(op=0, step=6, plan=plan, data=buffers[1])
+    own = pair[1].next_completion(5 * 10**9)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    other = pair[0].next_completion(5 * 10**9)
+    print(own.ok, other.ok, other.error_rank, pair[0].failure().rank, other.error, own.error)
+    """)  # fmt: skip
+    assert done.stdout.startswith("False False 1 1 "), (done.stdout, done.stderr)
+    assert "bad_alloc" in done.stdout
+
+
 def test_a_forked_child_touches_nothing() -> None:
     done = run_python(PAIR + """
     child = os.fork()

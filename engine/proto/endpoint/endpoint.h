@@ -168,6 +168,10 @@ struct Train {
   std::vector<uint8_t> control;  // memory of control payloads
 };
 
+// Writes the ERROR that reports a failure to a peer. Drivers need it where an endpoint cannot go
+// on.
+void write_error(const EndpointConfig& config, const Failure& failure, uint16_t peer, Train& train);
+
 // Levels are how memory and congestion control stand now.
 struct Levels {
   uint64_t memory = 0;  // bytes held for peers, with reservations

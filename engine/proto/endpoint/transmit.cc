@@ -28,6 +28,18 @@ void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct
 
 }  // namespace
 
+void write_error(const EndpointConfig& config, const Failure& failure, uint16_t peer,
+                 Train& train) {
+  const size_t length = std::min<size_t>(failure.text.size(), kLongestReport);
+  const size_t bytes = wire::kCommonBytes + 5 + length;
+  uint8_t* at = begin_control(train, peer, bytes);
+  wire::write_common(at, {wire::kVersion, wire::Kind::error, config.endpoint, config.session});
+  at = wire::put(at + wire::kCommonBytes, failure.rank);
+  at = wire::put(at, failure.cause);
+  std::memcpy(at, failure.text.data(), length);
+  end_control(train, bytes, config.dscp);
+}
+
 bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   due.clock = now;
   train.whole = false;
@@ -126,14 +138,8 @@ bool Endpoint::Impl::transmit_ping(Path& path, Nanos now, Train& train) {
 bool Endpoint::Impl::transmit_error(Path& path, Nanos now, Train& train) {
   if (path.farewell.errors_left == 0 || now < path.farewell.next) return false;
   path.farewell.error_sent(now);
-  const size_t length = std::min<size_t>(failure.text.size(), kLongestReport);
-  const size_t bytes = wire::kCommonBytes + 5 + length;
-  uint8_t* at = begin_control(train, path.peer, bytes);
-  wire::write_common(at, common(wire::Kind::error));
-  at = wire::put(at + wire::kCommonBytes, failure.rank);
-  at = wire::put(at, failure.cause);
-  std::memcpy(at, failure.text.data(), length);
-  end_control(train, bytes, control_dscp);
+  write_error(config, failure, path.peer, train);
+  train.dscp = control_dscp;
   return true;
 }
 
