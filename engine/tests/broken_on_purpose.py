@@ -272,9 +272,9 @@ BREAKS = (
     Break(
         6,
         "a goodbye in mid-step is taken for one at the end",
-        PROTO + "endpoint/transmit.cc",
-        "std::min(numbers.made, numbers.abandoned)",
-        "numbers.made",
+        PROTO + "plan/lanes.h",
+        "std::min(next, abandoned)",
+        "next",
         SIM + "faults.py",
     ),
     Break(

@@ -129,12 +129,20 @@ def test_an_error_is_sent_three_times() -> None:
     assert times == [7, 17, 27]
 
 
-def test_a_peer_that_left_has_completed_the_ops_before_its_farewell() -> None:
+def test_a_peer_that_left_has_completed_the_ops_of_each_lane_that_it_named() -> None:
     farewell = Farewell()
-    farewell.gone_op = 5
-    assert not farewell.complete(4)
+    assert farewell.told()  # a server names none
+    farewell.lanes(3)
+    for lane, number in [(2, 0), (0, 5), (0, 4)]:  # the later of two is the older one
+        farewell.note(lane, number)
+    assert not farewell.told()
+    farewell.note(1, 2)
+    assert farewell.told()
+    assert not farewell.complete(id_of(4, 0))
     farewell.gone = True
-    assert [farewell.complete(place) for place in (4, 5)] == [True, False]
+    for lane, below in [(0, 5), (1, 2), (2, 0), (3, 0)]:
+        complete = [farewell.complete(id_of(number, lane)) for number in range(7)]
+        assert complete == [number < below for number in range(7)]
 
 
 # ---------------------------------------------------------------------------- started ops

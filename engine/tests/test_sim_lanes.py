@@ -236,6 +236,48 @@ def test_who_leaves_has_finished_the_ops_of_all_lanes() -> None:
     assert (late.error_cause, late.error_rank) == ("left", 0)
 
 
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("first", [1, 2], ids=["same-order", "opposite-order"])
+def test_who_leaves_in_mid_step_says_which_lane_s_op_is_not_complete(
+    first: int, servers: int
+) -> None:
+    """One lane's op is complete at rank 0 and not yet at the others, for whom it still counts; the
+    other lane's can never be. That holds in whichever order each has begun them."""
+    elements = 361 * 200
+    fabric = Fabric(3, servers=servers, seed=4, link=Link(loss=0.2), peer_timeout=20.0)
+    made, values = plan(elements), gradients(3, elements)
+    for worker in range(3):
+        for lane in (first, 3 - first) if worker == 0 else (1, 2):
+            if (worker, lane) != (2, 1):
+                fabric.start(worker, 0, made, values[worker], lane=lane, step=10 * lane)
+    while fabric.completion(0, 0, lane=2) is None:
+        fabric.run(fabric.now + 1e-4, until_done=False)
+    assert any(fabric.completion(worker, 0, lane=2) is None for worker in (1, 2))
+    fabric.close(0)
+    left = fabric.now
+    fabric.run(left + 5.0)
+    failed = fabric.completion(1, 0, lane=1)
+    assert failed is not None
+    assert (failed.error_cause, failed.error_rank, failed.step) == ("left", 0, 10)
+    assert fabric.finished_at(1, 0, lane=1) - left < 1.0
+
+
+def test_a_farewell_names_more_lanes_than_a_datagram_holds() -> None:
+    fabric = Fabric(2, seed=1, link=Link(loss=0.3), datagram_bytes=256)
+    made, values = plan(100), gradients(2, 100)
+    last = 500
+    for lane in (0, last):
+        fabric.all_reduce(0, made, values, lane=lane)
+    assert fabric.run(20)
+    fabric.start(1, 1, made, values[1], lane=last, at=fabric.now)
+    fabric.run(fabric.now + 0.05)
+    fabric.close(0)
+    fabric.run(fabric.now + 5.0)
+    failed = fabric.completion(1, 1, lane=last)
+    assert failed is not None
+    assert (failed.error_cause, failed.error_rank) == ("left", 0)
+
+
 def test_another_plan_in_a_lane_is_told_by_number_and_lane() -> None:
     fabric = Fabric(2, seed=1)
     for worker in range(2):

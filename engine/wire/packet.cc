@@ -83,20 +83,24 @@ bool read_ack(std::span<const uint8_t> datagram, Ack& ack) {
   return true;
 }
 
-void write_bye(uint8_t* at, const Common& common, const Bye& bye) {
+uint8_t* write_bye(uint8_t* at, const Common& common, const Bye& bye) {
   write_common(at, common);
-  at = put(at + kCommonBytes, bye.complete_below);
-  at = put(at, static_cast<uint8_t>(bye.leaves));
-  put(at, static_cast<uint8_t>(bye.heard));
+  at = put(at + kCommonBytes, static_cast<uint8_t>(bye.leaves));
+  at = put(at, static_cast<uint8_t>(bye.heard));
+  return put(put(at, bye.lanes), bye.first);
 }
 
 std::optional<Bye> read_bye(std::span<const uint8_t> datagram) {
   if (datagram.size() < kByeBytes) return std::nullopt;
   Reader reader(datagram.subspan(kCommonBytes));
-  const auto complete_below = reader.get<uint64_t>();
   const bool leaves = reader.get<uint8_t>() != 0;
   const bool heard = reader.get<uint8_t>() != 0;
-  return Bye{complete_below, leaves, heard};
+  const auto lanes = reader.get<uint16_t>();
+  const auto first = reader.get<uint16_t>();
+  const std::span<const uint8_t> numbers = reader.rest();
+  const bool whole = numbers.size() % sizeof(uint32_t) == 0;
+  if (!whole || first + numbers.size() / sizeof(uint32_t) > lanes) return std::nullopt;
+  return Bye{leaves, heard, lanes, first, numbers};
 }
 
 void write_ping(uint8_t* at, const Common& common, const Ping& ping) {

@@ -19,7 +19,7 @@
 namespace gradwire::wire {
 
 // The protocol version. Every change of a packet's format or meaning raises it.
-inline constexpr uint8_t kVersion = 7;
+inline constexpr uint8_t kVersion = 8;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 // Bytes: the smallest datagram size that a job or a path may have.
@@ -68,12 +68,16 @@ struct Pass {
 };
 
 // BYE is repeated until it is acknowledged, by a peer that stays or leaves. One with `heard` set is
-// an acknowledgement, and needs none itself.
-inline constexpr size_t kByeBytes = kCommonBytes + 10;
+// an acknowledgement, and needs none itself. Where a datagram has no room for all lanes, several
+// follow each other.
+inline constexpr size_t kByeBytes = kCommonBytes + 6;
 struct Bye {
-  uint64_t complete_below;  // places of the sender's ops below it are complete
-  bool leaves;              // the sender leaves; else it only acknowledges
-  bool heard;               // acknowledges the receiver's BYE
+  bool leaves;     // the sender leaves; else it only acknowledges
+  bool heard;      // acknowledges the receiver's BYE
+  uint16_t lanes;  // that the sender has
+  uint16_t first;  // the lane of the first number
+  // By lane: the sender's ops of lower numbers are complete (the low 32 bits).
+  std::span<const uint8_t> numbers;
 };
 
 // PING asks for a PONG with the same stamp. Any number of bytes may follow. The first two are the
@@ -185,7 +189,8 @@ std::optional<Common> read_common(std::span<const uint8_t> datagram);
 std::optional<Header> read_header(std::span<const uint8_t> datagram);
 // Fills an ACK in place, because it is large; false when it is malformed.
 bool read_ack(std::span<const uint8_t> datagram, Ack& ack);
-void write_bye(uint8_t* at, const Common& common, const Bye& bye);
+// Writes all but the numbers; returns where they begin.
+uint8_t* write_bye(uint8_t* at, const Common& common, const Bye& bye);
 std::optional<Bye> read_bye(std::span<const uint8_t> datagram);
 void write_ping(uint8_t* at, const Common& common, const Ping& ping);
 std::optional<Ping> read_ping(std::span<const uint8_t> datagram);

@@ -33,13 +33,6 @@ inline constexpr uint64_t kOpsAhead = 1024;
 // A path without an answer for this long may not carry datagrams of the agreed length.
 inline constexpr Nanos kTrialAfter = 1 * kSecond;
 
-// Numbers counts the ops of all lanes.
-struct Numbers {
-  std::vector<Lane> lanes;          // in which ops have been made
-  uint64_t made = 0;                // ops made so far
-  uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
-};
-
 // WaitingOps are ops that memory does not let start yet.
 struct WaitingOps {
   // Workers: own ops, in order of arrival. Their time-outs run meanwhile.
@@ -399,7 +392,7 @@ struct Endpoint::Impl {
   Memory memory;                             // of all ops
   std::map<uint64_t, std::unique_ptr<Op>> ops;
   Op* last_found = nullptr;  // most packets are of the same op as the one before
-  Numbers numbers;
+  std::vector<Lane> lanes;   // in which ops have been made
   WaitingOps waiting;
   OpAgenda op_agenda;
   std::deque<Event> events;

@@ -70,9 +70,8 @@ struct AggregatorPart {
 };
 
 struct Op {
-  Op(OpSpec what, uint64_t number, const EndpointConfig& config, Memory& memory, Nanos now)
+  Op(OpSpec what, const EndpointConfig& config, Memory& memory, Nanos now)
       : id(what.op),
-        place(number),
         spec(std::move(what)),
         has_close(ends_with_close(spec.plan)),
         grid(spec.plan, config.datagram_bytes, config.aggregators()),
@@ -80,7 +79,6 @@ struct Op {
         started(now) {}
 
   uint64_t id;
-  uint64_t place;  // ops of all lanes made here before it
   OpSpec spec;
   bool has_close;  // it ends with CLOSE
   Grid grid;

@@ -41,12 +41,12 @@ uint64_t Endpoint::Impl::full_id(uint32_t low) const {
 
 // The op's lane; an empty one where none of its ops has been made.
 const Lane& Endpoint::Impl::lane(uint64_t op) const {
-  return lane_of(op) < numbers.lanes.size() ? numbers.lanes[lane_of(op)] : kNewLane;
+  return lane_of(op) < lanes.size() ? lanes[lane_of(op)] : kNewLane;
 }
 
 Lane& Endpoint::Impl::lane(uint64_t op) {
-  if (lane_of(op) >= numbers.lanes.size()) numbers.lanes.resize(lane_of(op) + size_t{1});
-  return numbers.lanes[lane_of(op)];
+  if (lane_of(op) >= lanes.size()) lanes.resize(lane_of(op) + size_t{1});
+  return lanes[lane_of(op)];
 }
 
 // The number that the next packets of the op's lane most likely have; expands truncated ids.
@@ -59,7 +59,7 @@ bool Endpoint::Impl::finished(uint64_t op) const {
 }
 
 Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
-  auto owned = std::make_unique<Op>(std::move(spec), numbers.made++, config, memory, now);
+  auto owned = std::make_unique<Op>(std::move(spec), config, memory, now);
   Op& op = *owned;
   uint64_t chunks = 0;
   for (const Grid::Shard& shard : op.grid.shards) chunks = std::max<uint64_t>(chunks, shard.size());
@@ -173,7 +173,7 @@ void Endpoint::Impl::begin_waiting(Nanos now) {
       return;
     }
     for (const auto& p : paths) {
-      if (!p || !p->farewell.gone || p->farewell.gone_op > numbers.made) continue;
+      if (!p || !p->farewell.gone || p->farewell.complete(spec.op)) continue;
       fail(
           {name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
            p->peer, Cause::left},
@@ -213,7 +213,8 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
 
 void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
   if (!op.working()) return;
-  numbers.abandoned = std::min(numbers.abandoned, op.place);
+  Lane& own = lane(op.id);
+  own.abandoned = std::min(own.abandoned, number_of(op.id));
   op.worker->done = true;
   op.deadline = kNever;
   op_changed(op);
@@ -230,7 +231,6 @@ void Endpoint::Impl::report_failed(const OpSpec& spec, const Failure& why) {
 
 // Fails the ops that wait for memory.
 void Endpoint::Impl::fail_waiting(const std::function<Failure(const OpSpec&)>& why) {
-  if (!waiting.ops.empty()) numbers.abandoned = std::min(numbers.abandoned, numbers.made);
   for (const WaitingOps::Own& own : waiting.ops) report_failed(own.spec, why(own.spec));
   waiting.ops.clear();
 }
@@ -251,7 +251,7 @@ Failure Endpoint::Impl::too_large(uint64_t op, uint64_t step, uint64_t need) con
 // Fails, and returns false, when a peer left before this op was complete there.
 bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
   for (const auto& p : paths) {
-    if (!p || !p->farewell.gone || op.place < p->farewell.gone_op) continue;
+    if (!p || !p->farewell.gone || p->farewell.complete(op.id)) continue;
     fail({name(p->peer) + " left the job in step " + std::to_string(op.spec.step) + " (" +
               op_name(op.id) + " is not complete)",
           p->peer, Cause::left},
@@ -264,7 +264,7 @@ bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
 // True when no peer needs anything of this op from here any more.
 bool Endpoint::Impl::drained(const Op& op) const {
   if (op.working()) return false;
-  const auto complete = [&op](const auto& p) { return !p || p->farewell.complete(op.place); };
+  const auto complete = [&op](const auto& p) { return !p || p->farewell.complete(op.id); };
   if (std::ranges::all_of(paths, complete)) return true;
   if (op.control_open) return false;
   if (!op.aggregator) return true;
@@ -278,7 +278,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
 // True when every worker has the results that it needs of this aggregator.
 bool Endpoint::Impl::results_taken(const Op& op) const {
   for (uint16_t w = 0; w < config.workers; ++w)
-    if (w != config.endpoint && !paths[w]->farewell.complete(op.place) &&
+    if (w != config.endpoint && !paths[w]->farewell.complete(op.id) &&
         !op.aggregator->back[w]->settled())
       return false;
   return true;

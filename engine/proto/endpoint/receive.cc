@@ -118,8 +118,12 @@ bool Endpoint::Impl::on_bye(Path& path, std::span<const uint8_t> datagram, Nanos
   if (!bye) return false;
   path.farewell.acknowledged |= bye->heard;
   if (!bye->leaves) return true;
+  path.farewell.lanes(bye->lanes);
+  wire::Reader numbers(bye->numbers);
+  for (uint64_t lane = bye->first; !numbers.rest().empty(); ++lane)
+    path.farewell.note(lane, wire::expand(numbers.get<uint32_t>(), expected(lane)));
+  if (!path.farewell.told()) return true;
   path.farewell.answer = !bye->heard && !leaving.over;
-  path.farewell.gone_op = std::max(path.farewell.gone_op, bye->complete_below);
   if (path.farewell.gone) return true;
   path.farewell.gone = leaving.any_gone = true;
   for (auto& [id, op] : ops) op_changed(*op);

@@ -145,10 +145,9 @@ bool Endpoint::Impl::transmit_error(Path& path, Nanos now, Train& train) {
 
 // The id that a PING reports: the op that starts next in one lane. Lanes take turns.
 uint64_t Endpoint::Impl::next_id(Path& path) const {
-  for (size_t i = 0; i < numbers.lanes.size(); ++i) {
-    path.life.pinged_lane =
-        static_cast<uint16_t>((path.life.pinged_lane + 1u) % numbers.lanes.size());
-    const uint64_t next = numbers.lanes[path.life.pinged_lane].next;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    path.life.pinged_lane = static_cast<uint16_t>((path.life.pinged_lane + 1u) % lanes.size());
+    const uint64_t next = lanes[path.life.pinged_lane].next;
     if (next > 0) return id_of(next, path.life.pinged_lane);
   }
   return 0;
@@ -160,15 +159,25 @@ bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
       leaving.begun && !leaving.over && !farewell_over(path) && now >= path.farewell.next;
   if (!due && !path.farewell.answer) return false;
   path.farewell.answer = false;
-  if (leaving.begun) path.farewell.bye_sent(now);
-  const bool worker = config.endpoint < config.workers;
-  wire::Bye bye{worker ? std::min(numbers.made, numbers.abandoned) : 0, leaving.begun,
-                path.farewell.gone};
-  for (const auto& [id, op] : ops)
-    if (op->working()) bye.complete_below = std::min(bye.complete_below, op->place);
-  uint8_t* at = begin_control(train, path.peer, wire::kByeBytes);
-  wire::write_bye(at, common(wire::Kind::bye), bye);
-  end_control(train, wire::kByeBytes, control_dscp);
+  // A server completes no ops, so it names no lanes.
+  const bool names = leaving.begun && config.endpoint < config.workers;
+  const size_t all = names ? lanes.size() : 0;
+  const size_t first = path.farewell.next_lane;
+  const size_t room = (path.limit.bytes() - wire::kByeBytes) / sizeof(uint32_t);
+  const size_t count = std::min(all - first, room);
+  const size_t bytes = wire::kByeBytes + count * sizeof(uint32_t);
+  uint8_t* at = begin_control(train, path.peer, bytes);
+  at = wire::write_bye(at, common(wire::Kind::bye),
+                       {leaving.begun,
+                        path.farewell.gone,
+                        static_cast<uint16_t>(all),
+                        static_cast<uint16_t>(first),
+                        {}});
+  for (size_t lane = first; lane < first + count; ++lane)
+    at = wire::put(at, static_cast<uint32_t>(lanes[lane].complete_below()));
+  end_control(train, bytes, control_dscp);
+  path.farewell.next_lane = first + count == all ? 0 : first + count;
+  if (leaving.begun && path.farewell.next_lane == 0) path.farewell.bye_sent(now);
   return true;
 }
 

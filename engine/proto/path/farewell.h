@@ -4,22 +4,40 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "proto/base/time.h"
+#include "proto/plan/lanes.h"
 
 namespace gradwire {
 
 class Farewell {
  public:
-  bool gone = false;          // the peer has sent BYE
-  uint64_t gone_op = 0;       // ops with a lower place were complete at the peer
+  bool gone = false;          // the peer has sent BYE, for all of its lanes
   bool acknowledged = false;  // the peer has acknowledged our BYE
   bool answer = false;        // the peer's BYE is not acknowledged yet
   uint32_t errors_left = 0;   // ERRORs that are still to be sent
+  size_t next_lane = 0;       // the first lane in the next BYE
   Nanos next = 0;             // when the next BYE or ERROR is due
 
-  // True when the peer sends nothing more that this op, by its place, could need.
-  bool complete(uint64_t place) const { return gone && gone_op > place; }
+  // The number of lanes in a peer's BYE.
+  void lanes(size_t count) {
+    if (count > complete_below_.size()) complete_below_.resize(count, kUnknown);
+  }
+  // The peer's ops of a lane were complete below this number when it left.
+  void note(size_t lane, uint64_t number) {
+    uint64_t& below = complete_below_[lane];
+    below = below == kUnknown ? number : std::max(below, number);
+  }
+  // True once the peer's BYEs have named all of its lanes.
+  bool told() const {
+    return std::ranges::find(complete_below_, kUnknown) == complete_below_.end();
+  }
+  // True when the peer has left and sends nothing more that this op could need.
+  bool complete(uint64_t op) const {
+    return gone && lane_of(op) < complete_below_.size() &&
+           number_of(op) < complete_below_[lane_of(op)];
+  }
   void fail(Nanos now) {
     errors_left = kFarewells;
     next = now;
@@ -50,6 +68,8 @@ class Farewell {
   }
 
  private:
+  // No BYE has named the lane.
+  static constexpr uint64_t kUnknown = UINT64_MAX;
   // BYEs and ERRORs to peers from which no answer is expected.
   static constexpr uint32_t kFarewells = 3;
   // BYEs to peers that leave as well: these may be gone, or may have missed earlier ones.
@@ -60,8 +80,9 @@ class Farewell {
   static constexpr uint32_t kQuickFarewells = 3;
   // Doublings at most.
   static constexpr uint32_t kDoublings = 2;
-  uint32_t byes_ = 0;    // BYEs sent since this endpoint leaves
-  uint32_t enough_ = 0;  // BYEs after which no answer is waited for
+  std::vector<uint64_t> complete_below_;  // by the peer's lane
+  uint32_t byes_ = 0;                     // BYEs sent since this endpoint leaves
+  uint32_t enough_ = 0;                   // BYEs after which no answer is waited for
 };
 
 }  // namespace gradwire

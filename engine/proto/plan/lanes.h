@@ -2,6 +2,7 @@
 // Ops of different lanes have no order, and may start in a different one on each worker.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -29,9 +30,13 @@ inline std::string op_name(uint64_t id) {
 
 // Lane is one endpoint's record of one lane; it counts ops by number.
 struct Lane {
-  uint64_t next = 0;              // workers: the next op to start
-  uint64_t done_below = 0;        // all ops below it are finished here
-  std::set<uint64_t> done_ahead;  // finished ops at or above done_below
+  uint64_t next = 0;                // workers: the next op to start
+  uint64_t done_below = 0;          // all ops below it are finished here
+  std::set<uint64_t> done_ahead;    // finished ops at or above done_below
+  uint64_t abandoned = UINT64_MAX;  // workers: the first op that failed
+
+  // Workers that leave: all ops below it were complete.
+  uint64_t complete_below() const { return std::min(next, abandoned); }
 
   bool finished(uint64_t number) const {
     return number < done_below || done_ahead.contains(number);
