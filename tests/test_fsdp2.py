@@ -562,11 +562,21 @@ def test_what_is_missing_is_filled_from_a_sharded_optimizer(four: Ranks) -> None
 
 
 @pytest.mark.slow
-def test_the_example_trains() -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_example_trains(processes: str) -> None:
     script = Path(__file__).parent.parent / "examples" / "train_fsdp2.py"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script), "--policy", "dblp", "--steps", "21"],
+        [
+            *torchrun,
+            "--nproc-per-node",
+            processes,
+            str(script),
+            "--policy",
+            "dblp",
+            "--steps",
+            "21",
+        ],
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +13,18 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from ddp_jobs import average_of, batch, gradients, model
+from ddp_jobs import average_of, batch, gradients, model, wrap
 from ranks import Ranks
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.9", reason="attach takes modules under fully_shard from torch 2.9 on"
 )
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Ranks]:
+    with Ranks(1) as ranks:
+        yield ranks
 
 
 @dataclasses.dataclass
@@ -178,3 +185,47 @@ def by_hand(rank: int, world: int) -> None:
 
 def test_what_is_reduced_outside_of_a_backward_pass_is_refused(two: Ranks) -> None:
     two.run(by_hand)
+
+
+# ---------------------------------------------------------------------------- one process
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "reliable": {},
+    "mlt": {"p": 0.2, "error_feedback": True},
+    "ltp": {},
+    "adaptive": {},
+}
+
+
+def alone(rank: int, world: int, policy: str) -> None:
+    """One process under fully_shard sees what it sees under DDP."""
+    found = []
+    for wrapper in ("ddp", "fully_shard"):
+        net: Any = wrap(model()) if wrapper == "ddp" else fully_shard(model())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        attachment = gradwire.attach(net, policy, optimizer=optimizer, **POLICIES[policy])
+        seen: list[Any] = []
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = net(batch(rank, step)).square().mean()
+            attachment.loss(loss)
+            if step == 2:
+                attachment.flush()
+                assert attachment.flush_pending
+            loss.backward()
+            optimizer.step()
+            assert not attachment.flush_pending
+            report = attachment.report()
+            seen += [attachment.step, report.step, report.agreed.loss, report.delivered]
+        values = [getattr(p, "_local_tensor", p).detach().flatten() for p in net.parameters()]
+        found.append((seen, torch.cat(values)))
+        attachment.detach()
+        net(batch(rank, 9)).square().mean().backward()
+    (steps, parameters), (others, theirs) = found
+    assert steps == others
+    assert torch.equal(parameters, theirs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_process_sees_what_it_sees_under_ddp(one: Ranks, policy: str) -> None:
+    one.run(alone, policy=policy)

@@ -18,7 +18,7 @@ from gradwire.core.report import StepReport
 from gradwire.policies import Policy
 from gradwire.training.connection import Connection
 from gradwire.training.ddp_module import check_hands_over, ddp_of, unwrapped
-from gradwire.training.fsdp import Replicated, Sharded, average
+from gradwire.training.fsdp import Alone, Replicated, Sharded, average
 from gradwire.training.fsdp_module import (
     check_detached,
     is_sharded,
@@ -320,7 +320,8 @@ def _fully_sharded(
         common = policy, options
         more = {"optimizer": optimizer, "scaler": scaler}
         if replicas is None:
-            return Sharded(model, groups, *common, **more)
+            kind = Sharded if process_group_of(groups).size() > 1 else Alone
+            return kind(model, groups, *common, **more)
         return Replicated(model, groups, replicas, *common, **more)
 
 

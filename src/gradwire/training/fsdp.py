@@ -32,7 +32,7 @@ from gradwire.training.fsdp_passes import Passes
 from gradwire.training.guard import floor_of
 from gradwire.training.optimizers import Given, held_by
 
-__all__ = ["ReduceScatter", "Replicated", "Sharded", "average"]
+__all__ = ["Alone", "ReduceScatter", "Replicated", "Sharded", "average"]
 
 IN_FLIGHT = 2
 """How many reduce-scatters of a rank are under way at once; each holds gradients of a whole group.
@@ -362,13 +362,19 @@ class Sharded(FullySharded):
         super().__init__(model, groups, process_group_of(groups), *args, **more)
         self._before = [group.inner._reduce_scatter_comm for group in groups]
         for group in groups:
-            group.module.set_custom_reduce_scatter(ReduceScatter(self, group))  # type: ignore[arg-type]
+            self._take(group)
 
     def deactivate(self) -> None:
         """Closes the pipeline, and gives torch its own reduce-scatters back."""
         for group, before in zip(self._groups, self._before, strict=True):
-            group.module.set_custom_reduce_scatter(before)
+            self._give_back(group, before)
         super().deactivate()
+
+    def _take(self, group: ShardGroup) -> None:
+        group.module.set_custom_reduce_scatter(ReduceScatter(self, group))  # type: ignore[arg-type]
+
+    def _give_back(self, group: ShardGroup, before: Any) -> None:
+        group.module.set_custom_reduce_scatter(before)
 
     def _configure(self, *args: Any) -> None:
         super()._configure(*args)
@@ -414,6 +420,29 @@ class Sharded(FullySharded):
         reads = "it divides it" if op == dist.ReduceOp.SUM else ""
         reads = reads or self._reads_at_once(group, members, output.dtype)
         return self._start(group, given, members, reads, scatter)
+
+
+class Alone(Sharded):
+    """Takes the gradients of one rank that shares its parameters with nobody.
+
+    torch scatters nothing there, but calls its all-reduce hook.
+    """
+
+    def _take(self, group: ShardGroup) -> None:
+        group.module.set_all_reduce_hook(functools.partial(self._reduce, group))
+
+    def _give_back(self, group: ShardGroup, before: Any) -> None:
+        group.module.set_all_reduce_hook(None)  # type: ignore[arg-type]
+
+    def _reads_always(
+        self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
+    ) -> str:
+        return FullySharded._reads_always(self, group, members, reduced)
+
+    def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
+        group.check_members(shard.numel())
+        reads = self._reads_at_once(group, group.members, shard.dtype)
+        self._start(group, shard, group.members, reads)
 
 
 class Replicated(FullySharded):
