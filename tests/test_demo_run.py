@@ -200,7 +200,7 @@ def test_a_contestant_that_fails_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--network", "C"], "'C' is not one of 'A', 'B'"),
+        (["--network", "C"], "'C' is not one of A, B"),
         (["--only", "tcp"], "'tcp' is not one of"),
         (["--seconds", "0"], "--seconds"),
         (["--out", "/dev/null/there"], "--out"),

@@ -244,7 +244,7 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("change", "arguments", "complaint"),
     [
-        (("workers = 2", "wrokers = 2"), [], "small.toml: scenario.topology.wrokers: unknown key"),
+        (("workers = 2", "wrokers = 2"), [], "small.toml: topology.wrokers: unknown key"),
         (("workers = 2", "workers = 1"), [], "topology.workers=1: work.kind='all_reduce' takes 2"),
         (("", ""), ["--out", "/dev/null/there"], "--out /dev/null/there: cannot be made"),
     ],
@@ -282,6 +282,20 @@ def test_the_report_refuses_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     for folder, complaint in ((tmp_path, "not written by"), (tmp_path / "no", "cannot be read")):
         assert complaint in refused("report", str(folder))
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    (samples / "runs.jsonl").touch()
+    assert f"gradwire lab show SCENARIO.toml --out {samples}" in refused("report", str(samples))
+
+
+def test_a_scenario_is_found_by_the_name_that_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    by_name, by_path = (
+        CliRunner().invoke(cli.app, ["lab", "check", scenario, "--json"])
+        for scenario in ("ltp_incast", "experiments/ltp_incast.toml")
+    )
+    assert by_name.exit_code == by_path.exit_code
+    assert json.loads(by_name.stdout)["cells"] == json.loads(by_path.stdout)["cells"]
 
 
 def test_a_report_makes_the_folder_it_is_written_to(tmp_path: Path) -> None:

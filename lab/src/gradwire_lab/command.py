@@ -83,7 +83,7 @@ def keys(
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="scenario file")],
+    file: Annotated[Path, typer.Argument(help="scenario file, or its name in experiments/")],
     quick: Annotated[bool, typer.Option("--quick", help="check its short form")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
@@ -114,7 +114,7 @@ def check(
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="scenario file")],
+    file: Annotated[Path, typer.Argument(help="scenario file, or its name in experiments/")],
     quick: Annotated[
         bool, typer.Option("--quick", help="the short form: less than a minute on two cores")
     ] = False,
@@ -179,7 +179,7 @@ def run(
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="scenario file")],
+    file: Annotated[Path, typer.Argument(help="scenario file, or its name in experiments/")],
     out: Annotated[Path | None, typer.Option(help="folder of runs.jsonl [out/lab/NAME]")] = None,
     page: Annotated[Path | None, typer.Option(help="write the HTML page to this file, too")] = None,
     markdown: Annotated[
@@ -319,8 +319,9 @@ def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:
 def _load(path: Path, quick: bool) -> Experiment:
     from gradwire_lab.scenario import ScenarioError, load
 
+    named = EXPERIMENTS / f"{path}.toml"  # a name that `gradwire lab list` shows
     try:
-        return load(path, quick=quick)
+        return load(named if not path.exists() and named.exists() else path, quick=quick)
     except ScenarioError as error:
         _refuse(str(error))
 

@@ -413,7 +413,7 @@ def _unlike(result: Examined) -> list[Finding]:
         )
         grave = name in ("gradwire", "protocol")
         text = f"The ranks have different versions of {name}: {listed}."
-        typed = "pip install gradwire==VERSION   # the same on all hosts" if grave else ""
+        typed = "pip install .   # in the same checkout of gradwire, on all hosts" if grave else ""
         findings.append(Finding("problem" if grave else "warning", "versions", text, typed))
     return findings
 

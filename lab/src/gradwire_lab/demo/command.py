@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import shlex
 import sys
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from gradwire.core.errors import suggestion
 from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
 from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick, standard
 
@@ -23,30 +23,22 @@ OUT = Path("out/demo")
 _INTERRUPTED = 130
 
 
-class NetworkName(str, enum.Enum):
-    """These are the standard networks."""
-
-    A = "A"
-    B = "B"
-
-
-ContestantName = enum.Enum(  # type: ignore[misc]
-    "ContestantName", {entry.name: entry.name for entry in ENTRIES}, type=str
-)
+NETWORKS = ("A", "B")
+CONTESTANTS = tuple(entry.name for entry in ENTRIES)
 
 
 @app.command()
 def demo(
     network: Annotated[
-        NetworkName,
+        str,
         typer.Option(help="A: 1 Gbit/s, 256 KiB queues. B: 200 Mbit/s, 64 KiB, no offloads."),
-    ] = NetworkName.A,
+    ] = "A",
     quick_run: Annotated[
         bool, typer.Option("--quick", help="A few steps only, to see that everything works.")
     ] = False,
     only: Annotated[
-        list[ContestantName] | None,
-        typer.Option(help="Take only this contestant; may be given several times."),
+        list[str] | None,
+        typer.Option(help=f"Take only this of {', '.join(CONTESTANTS)}; may be given again."),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=1.0, help="End about so long after the start [150].")
@@ -66,6 +58,8 @@ def demo(
     gradwire with bounded loss, while cross traffic bursts into one port. Takes less than three
     minutes.
     """
+    _check("--network", [network], NETWORKS)
+    _check("--only", only or [], CONTESTANTS)
     end_as_ctrl_c_does()
     progress = Console(stderr=True)
     try:
@@ -73,7 +67,7 @@ def demo(
     except OSError as error:
         raise typer.BadParameter(f"cannot be made: {error}", param_hint="--out") from error
     try:
-        scenario = _scenario(network.value, quick_run, only or [], seconds, steps)
+        scenario = _scenario(network, quick_run, only or [], seconds, steps)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
@@ -86,14 +80,21 @@ def demo(
         raise typer.Exit(1)
 
 
+def _check(option: str, given: list[str], known: tuple[str, ...]) -> None:
+    for each in given:
+        if each not in known:
+            why = f"{each!r} is not one of {', '.join(known)}{suggestion(each, known)}"
+            raise typer.BadParameter(why, param_hint=option)
+
+
 def _scenario(
     network: str,
     quick_run: bool,
-    only: Iterable[enum.Enum],
+    only: Iterable[str],
     seconds: float | None,
     steps: int | None,
 ) -> Scenario:
-    wanted = {name.value for name in only}
+    wanted = set(only)
     entries = tuple(entry for entry in ENTRIES if not wanted or entry.name in wanted)
     scenario = (quick if quick_run else standard)(network, entries)
     given = {"seconds": seconds, "steps": steps}

@@ -102,6 +102,11 @@ def _cell(row: dict[str, Any] | None) -> str:
 def read(folder: Path) -> dict[str, Any]:
     """Return the JSON of a run's folder, or of the file itself."""
     path = _file(folder)
+    if folder.is_dir() and not path.exists() and (folder / "runs.jsonl").exists():
+        _refuse(
+            f"{folder}: has samples of its rounds only; type "
+            f"`gradwire lab show SCENARIO.toml --out {folder}`"
+        )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -120,7 +120,7 @@ def _check_values(raw: Mapping[str, Any], path: Path) -> None:
 def _expand(raw: Mapping[str, Any], where: str, stem: str) -> tuple[Cell, ...]:
     cells: dict[str, Cell] = {}
     for labels, tables in points(raw, where):
-        cell = Cell(labels, build(Scenario, tables, f"{where}: scenario"))
+        cell = Cell(labels, build(Scenario, tables, f"{where}:"))
         if cell.name in cells:
             raise ScenarioError(
                 f"{where}: grid: two cells are called {cell.name!r}; other labels are needed"

@@ -74,7 +74,7 @@ def build(kind: type[T], table: Any, where: str) -> T:
     Args:
         kind: the dataclass, whose fields are made by `key`.
         table: the table as the TOML parser gave it.
-        where: the file and the table's name, for errors.
+        where: the file and the table's name, for errors; "file:" for the file's own keys.
 
     Raises:
         ScenarioError: a key or a value is not allowed; also when the dataclass itself refuses.
@@ -86,12 +86,13 @@ def build(kind: type[T], table: Any, where: str) -> T:
         if name not in fields:
             known = ", ".join(fields)
             raise ScenarioError(
-                f"{where}.{name}: unknown key; known are {known}{suggestion(str(name), fields)}"
+                f"{_inside(where, name)}: unknown key; known are {known}"
+                f"{suggestion(str(name), fields)}"
             )
     hints = typing.get_type_hints(kind)
     values = {}
     for name, field in fields.items():
-        place = f"{where}.{name}"
+        place = _inside(where, name)
         if name in table:
             values[name] = _value(hints[name], table[name], field.metadata, place)
         elif field.default is MISSING and field.default_factory is MISSING:
@@ -99,7 +100,12 @@ def build(kind: type[T], table: Any, where: str) -> T:
     try:
         return kind(**values)
     except ScenarioError as error:
-        raise ScenarioError(f"{where}: {error}") from None
+        raise ScenarioError(f"{where.removesuffix(':')}: {error}") from None
+
+
+def _inside(where: str, name: object) -> str:
+    """Return the place of a key: that of a file's own follows the file and a colon."""
+    return f"{where} {name}" if where.endswith(":") else f"{where}.{name}"
 
 
 def _value(hint: Any, value: Any, metadata: Mapping[str, Any], where: str) -> Any:

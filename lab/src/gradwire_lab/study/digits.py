@@ -104,7 +104,7 @@ def load() -> tuple[torch.Tensor, torch.Tensor]:
     except ImportError as error:
         raise MissingDataError(
             f"the digits come with scikit-learn, which cannot be imported ({error}): "
-            "pip install 'gradwire[accuracy]', or take --task text"
+            "pip install './lab[accuracy]' in a checkout, or take --task text"
         ) from error
     found = load_digits()
     images = torch.from_numpy(found.images.astype(np.float32) / BRIGHTEST).unsqueeze(1)
