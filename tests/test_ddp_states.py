@@ -68,7 +68,7 @@ def ages_resume(rank: int, world: int) -> None:
         name: runs.tolist() for name, runs in ages.items()
     }
     attachment.flush()
-    train(ddp, rank, range(3, 4))
+    train(ddp, rank, range(3, 5))
     assert attachment.state_dict()["ages"] == {}
     del state["ages"]  # as saved before ages were
     attachment.load_state_dict(state)

@@ -55,6 +55,34 @@ def test_a_vote_of_one_rank_rules_all_from_the_next_step(two: Ranks) -> None:
         ]
 
 
+def flushes(rank: int, world: int) -> list[tuple[bool, bool, bool]]:
+    """By step: whether all was delivered, whether this rank owes anything, and what is to come."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.4, spend="anything", error_feedback=True)
+    seen = []
+    for step in range(6):
+        if step == 2 and rank == 1:
+            attachment.flush()
+        train(ddp, rank, range(step, step + 1))
+        state: dict[str, Any] = attachment.state_dict()
+        owes = any(bool(values.any()) for values in state["residuals"].values())
+        seen.append((attachment.report().delivered == 1.0, owes, attachment.flush_pending))
+    attachment.detach()
+    return seen
+
+
+def test_a_flush_of_one_rank_empties_the_books_of_all_after_the_next_step(two: Ranks) -> None:
+    for seen in two.run(flushes):
+        assert seen == [
+            (False, True, False),
+            (False, True, False),
+            (False, True, True),  # the call travels
+            (True, False, False),
+            (False, True, False),
+            (False, True, False),
+        ]
+
+
 def drops_and_skips(rank: int, world: int) -> tuple[bytes, list[tuple[str, str]]]:
     """An optimizer given to attach: its rate's drop is critical, and it skips guarded steps."""
     ddp = wrap(model())
@@ -186,7 +214,7 @@ def scaled(rank: int, world: int) -> None:
     for step in range(8):
         scale = 1.0 if step < 4 else 1024.0
         attachment.grad_scale = scale
-        if step == 7:
+        if step == 6:
             attachment.flush()
         x = batch(rank, 0)  # the same each time: the norm stays
         true = true + average_of(local_gradients(reference, x))
@@ -222,7 +250,7 @@ def overflows(rank: int, world: int) -> None:
     )
     true, applied, scales = torch.zeros(()), torch.zeros(()), []
     for step in range(9):
-        if step == 8:
+        if step == 7 and rank == 1:
             attachment.flush()
         x = batch(rank, step)
         optimizer.zero_grad()
@@ -259,8 +287,8 @@ def others_overflow(rank: int, world: int, fused: bool) -> None:
         for each in (first, second)
     ]
     true, applied = torch.zeros(()), torch.zeros(())
-    for step in range(12):
-        if step in (9, 11):
+    for step in range(13):
+        if step in (8, 11):
             for attachment in attachments:
                 attachment.flush()
         x = batch(rank, step)

@@ -266,9 +266,9 @@ def test_the_books_balance_over_all_stages(options: dict[str, Any]) -> None:
             owed = sum(job.residual(rank).astype(np.float64) for rank in range(3))
             np.testing.assert_allclose(applied + owed, total, atol=2e-3)
     assert len(seen) >= 3
-    for pipeline in job.pipelines:
-        pipeline.flush()
-    applied += 3 * job.step([np.zeros(ELEMENTS, np.float32)] * 3)[0].astype(np.float64)
+    job.pipelines[0].flush()
+    for _ in range(2):
+        applied += 3 * job.step([np.zeros(ELEMENTS, np.float32)] * 3)[0].astype(np.float64)
     np.testing.assert_allclose(applied, total, atol=2e-3)
     assert not any(job.residual(rank).any() for rank in range(3))
 

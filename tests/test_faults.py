@@ -138,7 +138,7 @@ def other_plan(rank: int, world: int) -> str:
     attachment = gradwire.attach(ddp, "mlt", p=0.1)
     backward(ddp)
     if rank == 1:
-        attachment.flush()  # on one rank only: its next plan is another
+        attachment.policy.p = 0.2  # on one rank only: its next plan is another
     with pytest.raises(RuntimeError) as raised:
         backward(ddp)
     return str(raised.value)

@@ -326,6 +326,27 @@ def test_error_feedback_is_on_where_it_is_asked_for(two: Ranks) -> None:
     assert two.run(feedback) == [[False, True, False, True]] * 2
 
 
+def flushed(rank: int, world: int) -> list[tuple[bool, bool]]:
+    """By step: whether this rank owes anything, and whether the exact step is still to come."""
+    net = shard(model(), mesh_of(world))
+    attachment = gradwire.attach(net, "mlt", p=0.4, datagram=256, error_feedback=True)
+    seen = []
+    for step in range(4):
+        if step == 1 and rank == 1:
+            attachment.flush()
+        backward(net, batch(rank, step))
+        state: dict[str, Any] = attachment.state_dict()
+        owes = any(bool(values.any()) for values in state["residuals"].values())
+        seen.append((owes, attachment.flush_pending))
+    attachment.detach()
+    return seen
+
+
+def test_a_flush_of_one_rank_empties_the_books_of_all(two: Ranks) -> None:
+    for seen in two.run(flushed):
+        assert seen == [(True, False), (True, True), (False, False), (True, False)]
+
+
 def guarded(rank: int, world: int) -> None:
     twin, net = model(), shard(model(), mesh_of(world))
     attachment = gradwire.attach(net, "mlt", p=0.3, floor=0.9, datagram=256)

@@ -77,9 +77,8 @@ def test_what_a_lossy_policy_owes_is_delivered_by_a_flush(name: str, guard: str)
     for step in range(6):
         each = gradients(step)
         held += sum(torch.from_numpy(g).to(dtype).double().numpy() for g in each) / 3
-        if step == 5:
-            for pipeline in job.pipelines:
-                pipeline.flush()
+        if step == 4:
+            job.pipelines[1].flush()
         applied += job.step(each)[0]
     assert not any(job.residual(rank).any() for rank in range(3))
     ulp = torch.finfo(dtype).eps * 4.0

@@ -216,6 +216,17 @@ def test_votes_fold_with_critical_first() -> None:
     assert fold(0, [[Ballot()], [Ballot()]]).vote is None
 
 
+def test_a_call_for_an_exact_step_hides_the_push_times_of_its_bucket_alone() -> None:
+    def step(*calls: bool, pushes: tuple[float, ...]) -> Summary:
+        workers = zip(calls, pushes, strict=True)
+        return fold(0, [[Ballot(flush=f, push_s=p), Ballot(push_s=p)] for f, p in workers])
+
+    told = step(False, True, False, pushes=(3.0, 0.0, math.inf))
+    assert (told.flush, told.pushes) == (True, (0.0, math.inf))
+    silent = step(False, False, pushes=(3.0, 1e30))
+    assert (silent.flush, silent.pushes) == (False, (math.inf, math.inf))
+
+
 def test_an_applied_norm_folds_to_the_largest_and_to_none_where_nobody_knows_one() -> None:
     for squares, norm in (
         ([None, None], None),

@@ -108,11 +108,12 @@ def test_a_flush_that_is_to_come_outlives_the_run_it_was_asked_in() -> None:
     options = {"p": 0.3, "error_feedback": True}
     first = job("mlt", options)
     take_step(first, 0)
-    for pipeline in first.pipelines:
-        pipeline.flush()
+    first.pipelines[0].flush()
     later = resumed("mlt", options, [saved(p.state_dict()) for p in first.pipelines])
-    assert all(pipeline.flush_pending for pipeline in later.pipelines)
+    assert [pipeline.flush_pending for pipeline in later.pipelines] == [True, False]
     take_step(later, 1)
+    assert all(pipeline.flush_pending for pipeline in later.pipelines)
+    take_step(later, 2)
     assert later.report.delivered == 1.0
     assert not later.residual(0).any()
     assert not any(pipeline.flush_pending for pipeline in later.pipelines)

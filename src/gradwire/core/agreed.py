@@ -49,6 +49,10 @@ _DROPPED_BITS = 31
 
 PARTIAL_S = 1e9
 """The push time on the wire of a push of which not everything arrived, in seconds."""
+FLUSH_S = 1e10
+"""What a worker adds to the push time on the wire to ask for an exact step.
+
+The largest one then is that of such a worker, and says nothing of the push times of the others."""
 
 BROKEN_LOSS = 1e300
 """The loss on the wire that stands for one that is not finite.
@@ -77,6 +81,7 @@ class Ballot:
         losses: Number of ranks that `loss` is the sum of.
         critical: Whether the user voted for phase "critical".
         tolerant: Whether the user voted for phase "tolerant".
+        flush: Whether the user asked for an exact step, in the first bucket only.
         push_s: Duration of this bucket's last push in seconds; 0 when it is not known, infinite
             when not everything arrived. The maximum over the workers counts, as of all that follow.
         gauge: The value that GAUGES names for this step: the largest share of a step that was lost
@@ -100,6 +105,7 @@ class Ballot:
     epoch: int = -1
     falling: bool = False
     congested: bool = False
+    flush: bool = False
     push_s: float = 0.0
     gauge: float = 0.0
     scale: float | None = 1.0
@@ -123,6 +129,7 @@ class Ballot:
             tolerant=any(each.tolerant for each in ballots),
             falling=any(each.falling for each in ballots),
             congested=any(each.congested for each in ballots),
+            flush=any(each.flush for each in ballots),
             epoch=max(each.epoch for each in ballots),
             other_scales=tuple(each.scale for each in others),
         )
@@ -142,7 +149,7 @@ class Ballot:
             _pack(self.nonfinite, self.falling, self.congested),
             loss if abs(loss) < LARGEST_LOSS else BROKEN_LOSS,
             _pack(self.critical, self.tolerant, 0 if self.loss is None else self.losses),
-            self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
+            min(self.push_s, PARTIAL_S) + self.flush * FLUSH_S,
             self.gauge,
             *marked,
         )
@@ -200,6 +207,13 @@ def _mean_loss(total: float, losses: int) -> float | None:
     return total / losses if abs(total) < BROKEN_LOSS / 2 else math.nan
 
 
+def _push_time(largest: float) -> float:
+    """Returns the push time of the slowest worker; 0 where none is known."""
+    if largest >= FLUSH_S:
+        return 0.0
+    return math.inf if largest >= PARTIAL_S else largest
+
+
 def _unpack(packed: float) -> tuple[int, int, int]:
     whole = int(packed)
     return whole % _COUNT, whole // _COUNT % _COUNT, whole // _COUNT**2
@@ -223,6 +237,7 @@ class Summary:
             None when none was given.
         falling: Whether some rank lowered its learning rate.
         congested: Whether some rank's policy sees congestion.
+        flush: Whether some rank's user asked for an exact step, which the next one is.
         pushes: For each bucket, the duration of its push at the slowest worker in the step before,
             in seconds; 0 when it is not known, infinite where not everything arrived.
         lost: Largest share of a step that a worker lost since this was last sent. This and the
@@ -243,6 +258,7 @@ class Summary:
     loss: float | None = None
     falling: bool = False
     congested: bool = False
+    flush: bool = False
     pushes: tuple[float, ...] = ()
     lost: float | None = None
     rtprop_s: float | None = None
@@ -270,6 +286,7 @@ class Summary:
         nonfinite = falling = congested = critical = tolerant = losses = 0
         applied = _UNKNOWN
         epoch = -1
+        flush = False
         pushes: list[float] = []
         gauge = 0.0
         for sums, maxima in buckets:
@@ -287,7 +304,8 @@ class Summary:
                 tolerant + votes[1],
                 losses + votes[2],
             )
-            pushes.append(math.inf if maxima[0] >= PARTIAL_S else maxima[0])
+            flush = flush or maxima[0] >= FLUSH_S
+            pushes.append(_push_time(maxima[0]))
             gauge = max(gauge, maxima[1])
             applied = max(applied, int(maxima[2]) // _MARKS)
             epoch = max(epoch, int(maxima[3]) // _MARKS - 1)
@@ -303,6 +321,7 @@ class Summary:
             loss=_mean_loss(loss, losses),
             falling=falling > 0,
             congested=congested > 0,
+            flush=flush,
             pushes=tuple(pushes),
             lost=gauge if name == "lost" else None,
             rtprop_s=gauge if name == "rtprop" and gauge > 0 else None,

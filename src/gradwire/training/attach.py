@@ -225,19 +225,22 @@ class Attachment(Connected):
         return self._pipeline.report()
 
     def flush(self) -> None:
-        """Makes the next step exact, which empties the residuals.
+        """Makes a step exact on all ranks, which empties the residuals.
 
-        Call it on every rank before the same step. It is needed before a checkpoint that rank 0
-        alone writes, and before the number of workers changes. A step that a GradScaler skips,
-        because it is not finite, delivers nothing, so the step after it is exact instead
-        (`flush_pending`).
+        One rank's call is enough. It travels with the next step, and the step after that one is
+        exact. It is needed before a checkpoint that rank 0 alone writes, and before the number of
+        workers changes. An exact step that a GradScaler skips delivers nothing, so the one after
+        it is exact instead (`flush_pending`).
         """
         self._check()
         self._pipeline.flush()
 
     @property
     def flush_pending(self) -> bool:
-        """Whether the exact step that `flush` asked for is still to come, alike on all ranks."""
+        """Whether the exact step that `flush` asked for is still to come.
+
+        A rank that has not called `flush` itself knows of it once the next step is over.
+        """
         return self._pipeline.flush_pending
 
     def state_dict(self) -> dict[str, object]:
@@ -278,8 +281,8 @@ class Attachment(Connected):
 
         Call it on every rank between the same steps, because the last attachment over an engine
         closes the engine and its socket, and a rank that is in a step then fails. Residuals are
-        lost unless flush() was called before the last step. The report file is closed. The module
-        can be attached again. Calling it twice does no harm.
+        lost unless `flush_pending` became False in the last step. The report file is closed. The
+        module can be attached again. Calling it twice does no harm.
 
         Beside servers, which end when all workers have left, the engine stays open for the next
         attachment until the process ends.

@@ -1,8 +1,8 @@
 """BallotBox: the values of this worker for the agreement of each step.
 
-Users vote for a phase, begin epochs and give losses. The last step yielded a norm, push times, the
-share that was lost, and estimates of the path. The statistics of the buckets' transfers carry all
-of these to the other ranks, as ballots (`gradwire.core.agreed.Ballot`).
+Users vote for a phase, begin epochs, give losses and ask for exact steps. The last step yielded a
+norm, push times, the share that was lost, and estimates of the path. The statistics of the buckets'
+transfers carry all of these to the other ranks, as ballots (`gradwire.core.agreed.Ballot`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class BallotBox:
     Attributes:
         epoch: The newest epoch begun, -1 for none.
         applied_square: Squared norm of the last step's applied gradient; None before there is one.
+        flush: Whether the user asked for an exact step, until all ranks have agreed on one.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class BallotBox:
     ) -> None:
         self.epoch = -1
         self.applied_square: float | None = None
+        self.flush = False
         self._policy = policy
         self._optimizers = optimizers
         self._warns = not watched
@@ -129,6 +131,7 @@ class BallotBox:
             epoch=self.epoch,
             falling=self._rates.observe(_learning_rates(self._optimizers)),
             congested=self._policy.congested,
+            flush=self.flush,
             gauge=self._gauge(step, last, elapsed_s),
             scale=scale,
         )
@@ -148,13 +151,15 @@ class BallotBox:
             slots: The bucket's tensors.
             fresh_square: Squared norm of the bucket of the fresh gradient; None if it is not
                 finite.
-            first: Whether it is the step's first bucket, the only one that carries the loss.
+            first: Whether it is the step's first bucket, the only one that carries the loss and
+                the call for an exact step.
         """
         return replace(
             ballot,
             fresh_square=fresh_square or 0.0,
             nonfinite=fresh_square is None,
             loss=ballot.loss if first else None,
+            flush=ballot.flush and first,
             push_s=self._push_s.get(slots, 0.0),
         )
 

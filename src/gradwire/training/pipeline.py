@@ -167,7 +167,7 @@ class GradientPipeline:
         self._step = 0
         self._running: Step | None = None
         self._last: StepReport | None = None
-        self._flush = False
+        self._flush = False  # whether the next step is exact because of a flush
         self._grad_scale = 1.0
         self._failure: BaseException | None = None
         # Results of the last step begun that nobody has waited for yet.
@@ -200,17 +200,17 @@ class GradientPipeline:
         self._ballots.add_loss(loss)
 
     def flush(self) -> None:
-        """Makes the next step exact, which also empties the residuals.
+        """Makes the step after the next one exact on all ranks, which also empties the residuals.
 
-        The step after it is exact, too, if a scaler skips it.
+        The step after that is exact, too, if a scaler skips it.
         """
-        self._flush = True
+        self._ballots.flush = True
 
     @property
     def flush_pending(self) -> bool:
         """Whether a flush is still to come."""
         self._check_skips()
-        return self._flush
+        return self._flush or self._ballots.flush
 
     def set_grad_scale(self, scale: object) -> None:
         """Sets the scale of gradients from now on; raises ConfigError for an impossible one."""
@@ -264,7 +264,7 @@ class GradientPipeline:
             "grad_scale": self._grad_scale,
             "phases": self.policy.state_dict(),
             "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
-            "flush": self._flush,
+            "flush": self._flush or self._ballots.flush,
             "speaks_for": len(self._host.ranks),
             **self._ballots.state_dict(),
             **self._decisive_state(),
@@ -339,7 +339,7 @@ class GradientPipeline:
             take()
         if scale != self._grad_scale:
             self._books.rescale(self._grad_scale / scale)
-        self._flush = self._flush or flush
+        self._ballots.flush = self._ballots.flush or flush
         self._step = step
 
     def _check_host(self, read: State) -> None:
@@ -539,7 +539,6 @@ class GradientPipeline:
                     scaled=self._scaled,
                     flushes=self._flush,
                 )
-                self._flush = False
                 self._awaited = collections.deque()
             step = self._running
             index = len(step.transfers)  # the bucket's own index counts those without elements
@@ -933,6 +932,7 @@ class GradientPipeline:
         """Concludes a decided step: the policy reads its report."""
         agreed = step.agreed
         assert agreed is not None
+        self._note_flush(agreed, flushed=step.flushes)
         for owner in step.overflowed:
             self._undo(self._skips.overflowed(owner))
         self._shorten(step)
@@ -965,6 +965,11 @@ class GradientPipeline:
         shortest = min((size for size in carried if size), default=0)
         if 0 < shortest < (self._datagram or self.communicator.datagram):
             self._datagram = shortest
+
+    def _note_flush(self, agreed: Summary, *, flushed: bool) -> None:
+        """Takes over whether the next step is exact because some rank's user asked for it."""
+        self._flush = agreed.flush or (self._flush and not flushed)
+        self._ballots.flush = self._ballots.flush and not agreed.flush
 
     def _check_skips(self) -> None:
         """Reverts the books of gradients that a loss scaler has kept from their optimizer."""

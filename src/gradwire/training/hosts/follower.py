@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.core.agreed import Ballot
 from gradwire.core.errors import TransferError
 from gradwire.training.hosts.messages import (
     End,
@@ -23,7 +24,6 @@ from gradwire.training.hosts.messages import (
     MemoryRequest,
     Result,
     RowReady,
-    StepInput,
     Sum,
     Summed,
 )
@@ -64,15 +64,13 @@ class Follower(SharingPipeline):
 
     # ------------------------------------------------------------------ a bucket's way
 
-    def _step_input(self, joined: bool) -> StepInput:
+    def _own_ballot(self, joined: bool) -> Ballot:
         self._skipped = []
         self._check_skips()
         if self._scaler is not None and not joined:
             self.set_grad_scale(self._scaler.get_scale())
         self._skips.settled(self._grad_scale, joined=joined)
-        ballot = self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
-        flush, self._flush = self._flush, False
-        return StepInput(ballot, flush)
+        return self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
 
     def _raise_up(self, handed: Handed) -> None:
         if handed.elements:
@@ -80,7 +78,7 @@ class Follower(SharingPipeline):
             self._forget_rows(handed)
             np.copyto(handed.rows.of(self._seat.place), handed.stage.host())
         handed.since = time.monotonic()
-        self._link.send(RowReady(handed.number, handed.elements, handed.step_input))
+        self._link.send(RowReady(handed.number, handed.elements, handed.ballot))
 
     def _rows(self, handed: Handed) -> Rows:
         """Returns the memory of a bucket, which the leader makes."""
@@ -149,6 +147,7 @@ class Follower(SharingPipeline):
             for handed in self._step_buckets:
                 self._skipped.extend(handed.parameters)
 
+        self._note_flush(report.agreed, flushed=end.flushes)
         for owner in end.owners:
             self._skips.wait(owner, (), self._grad_scale, flushes=end.flushes)
         for owner in end.overflowed:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradwire.core.agreed import Ballot
 from gradwire.core.errors import TransferError
 from gradwire.training.hosts.messages import (
     End,
@@ -18,7 +19,6 @@ from gradwire.training.hosts.messages import (
     MemoryRequest,
     Result,
     RowReady,
-    StepInput,
     Sum,
     Summed,
     Working,
@@ -66,7 +66,7 @@ class Leader(SharingPipeline):
     def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
         self._ready_rows: dict[int, dict[int, RowReady]] = {}  # by bucket and place
         self._summed: dict[int, set[int]] = {}  # by bucket: places
-        self._step_inputs: list[StepInput] = []  # of the followers, in this step
+        self._theirs: list[Ballot] = []  # of the followers, in this step
         self._end: End | None = None
         # Whoever has a result may leave, so a failure is sent after the results that are there.
         self._answering = threading.Lock()
@@ -90,12 +90,10 @@ class Leader(SharingPipeline):
         if rows is not None:
             rows.add(0, self._seat.share)
         self._gather_shards(handed)
-        if handed.position == 0 and any(each.flush for each in self._step_inputs):
-            self.flush()
         done = self.reduce_among_workers(
             HostBucket(handed, torch.from_numpy(total)),
             joined=handed.joined,
-            others=[each.ballot for each in self._step_inputs],
+            others=self._theirs,
         )
         done.add_done_callback(lambda result: self._answer(handed, result))
 
@@ -110,7 +108,7 @@ class Leader(SharingPipeline):
             there = self._ready_rows.pop(handed.number, {})
         for place, message in sorted(there.items()):
             other = self._seat.ranks[place]
-            if (message.step_input is None) == (handed.position == 0):
+            if (message.ballot is None) == (handed.position == 0):
                 raise TransferError(
                     f"step {self.step}, bucket {handed.index}: rank {other} hands over another "
                     f"bucket than rank {self._seat.rank}, which leads its host: all ranks must run "
@@ -129,8 +127,8 @@ class Leader(SharingPipeline):
                     cause="plan",
                 )
         if handed.position == 0:
-            given = [there[place].step_input for place in sorted(there)]
-            self._step_inputs = [each for each in given if each is not None]
+            given = [there[place].ballot for place in sorted(there)]
+            self._theirs = [each for each in given if each is not None]
 
     def _gather_shards(self, handed: Handed) -> None:
         """Waits until the followers have summed their shards."""

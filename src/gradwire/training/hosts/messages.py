@@ -16,24 +16,10 @@ __all__ = [
     "MemoryRequest",
     "Result",
     "RowReady",
-    "StepInput",
     "Sum",
     "Summed",
     "Working",
 ]
-
-
-@dataclass(frozen=True)
-class StepInput:
-    """What a follower adds to a step, with its first bucket.
-
-    Attributes:
-        ballot: Its ballot.
-        flush: Whether its user asked for an exact step.
-    """
-
-    ballot: Ballot
-    flush: bool
 
 
 @dataclass(frozen=True)
@@ -59,12 +45,12 @@ class RowReady:
     Attributes:
         bucket: Number of the bucket, counted since the ranks met.
         elements: Its elements.
-        step_input: With a step's first bucket, what the follower adds to the step; else None.
+        ballot: With a step's first bucket, the follower's ballot; else None.
     """
 
     bucket: int
     elements: int
-    step_input: StepInput | None
+    ballot: Ballot | None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.hashed import HashedTuple
 from gradwire.core.plan import TensorSlot
 from gradwire.training.bucket import Bucket, Scatter
-from gradwire.training.hosts.messages import Failed, StepInput
+from gradwire.training.hosts.messages import Failed
 from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
@@ -43,7 +43,7 @@ class Handed(Awaited):
         elements: Its elements.
         parameters: Its parameters, in order.
         joined: Whether this rank has joined (`DistributedDataParallel.join`).
-        step_input: With a step's first bucket, what a follower adds to the step; else None.
+        ballot: With a step's first bucket, a follower's ballot; else None.
         rows: Its shared memory; None while it has none.
         since: When this rank began to wait for others, in seconds of the monotonic clock.
     """
@@ -59,7 +59,7 @@ class Handed(Awaited):
         self.elements = bucket.buffer().numel()
         self.parameters = bucket.parameters()
         self.joined = joined
-        self.step_input: StepInput | None = None
+        self.ballot: Ballot | None = None
         self.rows: Rows | None = None
         self.since = time.monotonic()
         self.result = stage.future()
@@ -156,7 +156,7 @@ class SharingPipeline(GradientPipeline):
         stage = self._own_stages.stage(position, bucket.buffer())
         handed = Handed(self._next_number, position, bucket, stage, joined)
         if position == 0:
-            handed.step_input = self._step_input(joined)
+            handed.ballot = self._own_ballot(joined)
         self._next_number += 1
         with self._changed:
             if self._stopped is not None:
@@ -165,8 +165,8 @@ class SharingPipeline(GradientPipeline):
         self._step_buckets.append(handed)
         return handed
 
-    def _step_input(self, joined: bool) -> StepInput | None:
-        """Returns what this rank adds to the step that begins; None where it leads."""
+    def _own_ballot(self, joined: bool) -> Ballot | None:
+        """Returns this rank's ballot of the step that begins; None where it leads."""
         return None
 
     # ------------------------------------------------------------------ a bucket's way
