@@ -70,6 +70,7 @@ class VirtualEngine(Engine):
     """
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
+        self.session = 0
         self.datagram = fabric.datagram_bytes
         self.stager = Stager(f"gradwire-stage-{rank}")
         self.pending: list[tuple[int, AllReduce, Handle]] = []

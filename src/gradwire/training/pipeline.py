@@ -18,6 +18,7 @@ import contextlib
 import copy
 import functools
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,6 +173,7 @@ class GradientPipeline:
         self._failure: BaseException | None = None
         # Results of the last step begun that nobody has waited for yet.
         self._awaited: collections.deque[threading.Event] = collections.deque()
+        self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
         self.when_stopped: Callable[[], None] = lambda: None
 
@@ -484,6 +486,40 @@ class GradientPipeline:
             self._fail(self._running, error)
             raise
 
+    def confirm_end(self) -> None:
+        """Waits until all ranks confirm that the running step has no further bucket.
+
+        A rank that has one fails, and so do all others.
+        """
+        step = self._running
+        if step is None:
+            return
+        number = step.number
+        started: queue.SimpleQueue[Handle | Exception] = queue.SimpleQueue()
+
+        def start() -> None:
+            try:
+                started.put(self._consultation.confirm_end(number))
+            except Exception as error:
+                started.put(error)
+
+        try:
+            if self.communicator.stager.started:  # it may not overtake the buckets
+                self.communicator.stager.submit(start)
+            else:
+                start()
+            found = started.get()
+            if isinstance(found, Exception):
+                raise found
+            found.wait()
+        except TransferError as error:
+            explained = self.explain(error)
+            self._fail(step, explained)
+            raise explained from None
+        except BaseException as error:
+            self._fail(step, error)
+            raise
+
     def _answer_empty(self, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket without elements, which is not sent; it may be a step's last one."""
         stage = self._stages.stage(bucket.index(), bucket.buffer())
@@ -698,7 +734,7 @@ class GradientPipeline:
             if not transfer.step.guarded:
                 self._settle(transfer)
         except Exception as error:
-            transfer.error = error
+            transfer.error = self.explain(error)
         self._done(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
@@ -809,6 +845,11 @@ class GradientPipeline:
         except Exception as error:
             self._fail(step, error)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The failure that has stopped this pipeline; None before one."""
+        return self._failure
+
     def stopped(self, more: str = "") -> GradwireError | None:
         """Returns the error of every use of this pipeline after a failure; None before one.
 
@@ -836,6 +877,7 @@ class GradientPipeline:
 
     def _fail(self, step: Step | None, error: BaseException) -> None:
         """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""
+        error = self.explain(error)
         if step is not None:
             self._go_on(step, step_end.Failed(error))
             return
