@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gradwire_lab.demo import command, course
 from gradwire_lab.demo.course import Outcome
+from gradwire_lab.demo.figure import write_figure
 from gradwire_lab.demo.page import render
 from gradwire_lab.demo.results import document, summarize
 from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick
@@ -446,6 +447,22 @@ def test_the_page_is_one_file_with_its_plots() -> None:
     assert "@import" not in page
     for text in (known["headline"].split("'")[0], "gradwire demo", known["machine"]["torch"]):
         assert text in page
+
+
+def test_the_picture_and_its_figures_are_of_one_demo(tmp_path: Path) -> None:
+    known = _document(blocks=_all_blocks(encoded=0.25))
+    light, dark, figures = write_figure(known, tmp_path / "times.svg")
+    read = json.loads(figures.read_text())
+    assert read["date"] == known["date"]
+    for name, entry in read["contestants"].items():
+        mine = next(each for each in known["contestants"] if each["name"] == name)
+        assert entry["comm_max_s"] == mine["comm_max_s"]
+        keys = ("comm_median_s", "comm_p90_s", "comm_max_s")
+        times = " · ".join(f"{1000 * mine[key]:.0f}" for key in keys)
+        for form in (light, dark):
+            assert times in form.read_text()
+            assert mine["label"] in form.read_text()
+    assert light.read_text() != dark.read_text()
 
 
 def test_the_page_of_a_failed_demo_shows_why() -> None:
