@@ -624,6 +624,14 @@ BREAKS = (
     ),
     Break(
         10,
+        "each worker chooses encodings by what it waited itself",
+        PYTHON + "policies/parts/trials.py",
+        "pace = report.agreed.pace",
+        "pace = report.agreed.pace and Pace(report.comm_s, 1.0 if report.rank else 0.0)",
+        "tests/test_policy_adaptive.py -k longer",
+    ),
+    Break(
+        10,
         "a plan's hash leaves the shards out",
         PROTO + "plan/plan.cc",
         "for (const uint64_t shard : shards) body.put(shard);",

@@ -63,6 +63,7 @@ from gradwire.training.step import (
 from gradwire.transport import transforms
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator, Handle
+from gradwire.transport.native import seconds_to_code
 from gradwire.transport.threads import apart
 
 __all__ = ["GradientPipeline"]
@@ -133,7 +134,13 @@ class GradientPipeline:
         self.settings = settings
         self._optimizers = optimizers or Optimizers()
         each = self._optimizers.each
-        self._ballots = BallotBox(policy, each, watched=settings.loss_rise is not None)
+        compares = policy.compares_encodings and communicator.world_size > 1
+        self._ballots = BallotBox(
+            policy,
+            each,
+            watched=settings.loss_rise is not None,
+            coding_s=seconds_to_code(clock) if compares else 0.0,
+        )
         if policy.fill == "momentum" and not each:
             raise ConfigError.of(
                 "fill",
