@@ -545,6 +545,28 @@ def test_micro_batches_that_average_nothing_are_added_to_the_one_that_does(
         assert several < 1.3 * one
 
 
+def forgets(rank: int, world: int) -> None:
+    """The last micro-batch gives no gradient to what an earlier one has given one to."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    net = fully_shard(Branches(), mesh=mesh["shard"])
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    attachment = gradwire.attach(net, "reliable", replicas=mesh["replicate"])
+    for used in ("left right", "right"):
+        net.set_requires_all_reduce(used == "right")
+        net(torch.ones(2, 8), used).backward()
+    with pytest.raises(gradwire.ConfigError) as error:
+        ours.step()
+    assert error.value.value == "left.weight"
+    net(torch.ones(2, 8), "left right").backward()
+    ours.step()
+    assert torch.equal(net.left.bias.grad.full_tensor(), torch.full((9,), 4.0))
+    attachment.detach()
+
+
+def test_a_step_that_forgets_a_micro_batch_is_an_error(four: Ranks) -> None:
+    four.run(forgets)
+
+
 def filled(rank: int, world: int) -> torch.Tensor:
     """What no replica delivered is the first moment of this rank's own shard."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

@@ -550,6 +550,23 @@ class Replicated(FullySharded):
         with _untouched([each.sharded_param for each in group.inner.fsdp_params]):
             super()._after_backward(group, reduce, *unused)
 
+    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises ConfigError, too, where a step would leave out what micro-batches have kept."""
+        super()._check_step(optimizer)
+        held = set(map(id, held_by(optimizer))) if any(self._kept.values()) else ()
+        for group, kept in self._kept.items():
+            pairs = zip(kept, group.parameters(kept), strict=True)
+            names = [group.names[index] for index, each in pairs if id(each) in held]
+            if names:
+                raise ConfigError.about(
+                    f"{group.described}: gradients of {some_of(names)} from micro-batches under "
+                    "set_requires_all_reduce(False) are not averaged, and the optimizer steps",
+                    "call set_requires_all_reduce(True) before the last one's backward pass, and "
+                    "set_reduce_scatter_unused_params(True) where that may leave parameters out",
+                    setting="requires_all_reduce",
+                    value=names[0],
+                )
+
     def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
         group.check_members(shard.numel())
         members, kept = group.members, self._kept[group]
