@@ -23,6 +23,7 @@ from ddp_jobs import (
     train,
     wrap,
 )
+from own_state import own_state
 from ranks import Ranks, free_port
 
 DTYPES = {
@@ -242,8 +243,7 @@ def rebuilt(rank: int, world: int) -> list[list[str]]:
         train(ddp, rank, range(step, step + 1))
         seen.append([region.name for region in attachment.report().regions])
     names = {name for name, _ in ddp.module.named_parameters()}
-    residuals = attachment.state_dict()["residuals"]
-    assert isinstance(residuals, dict)
+    residuals = own_state(attachment.state_dict())["residuals"]
     assert set(residuals) == names
     attachment.detach()
     return seen
@@ -275,8 +275,7 @@ def nonfinite(rank: int, world: int) -> None:
             assert torch.isnan(first).any()
             assert attachment.report().agreed.nonfinite
             assert attachment.phase == "critical"
-    residuals = attachment.state_dict()["residuals"]
-    assert isinstance(residuals, dict)
+    residuals = own_state(attachment.state_dict())["residuals"]
     assert all(torch.isfinite(r).all() for r in residuals.values())
     attachment.detach()
 

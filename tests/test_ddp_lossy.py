@@ -21,6 +21,7 @@ from ddp_jobs import (
     wrap,
 )
 from encoded import Encoded
+from own_state import own_state
 from ranks import Ranks
 
 # ---------------------------------------------------------------------------- lossy training
@@ -126,8 +127,7 @@ def drifting(rank: int, world: int, **options: Any) -> tuple[bytes, bytes, int]:
         ddp.zero_grad()
         ddp(batch(rank, step)).square().mean().backward()
     exact = gradients(ddp).numpy().tobytes()
-    residuals = attachment.state_dict()["residuals"]
-    assert isinstance(residuals, dict)
+    residuals = own_state(attachment.state_dict())["residuals"]
     assert not any(r.any() for r in residuals.values())
     attachment.detach()
     return fingerprint(ddp), exact, passes
@@ -157,8 +157,7 @@ def given_back(rank: int, world: int, **encoding: Any) -> tuple[float, float]:
         ddp(batch(rank, step)).square().mean().backward()
         applied += gradients(ddp)
     assert attachment.report().delivered == 1.0
-    residuals = attachment.state_dict()["residuals"]
-    assert isinstance(residuals, dict)
+    residuals = own_state(attachment.state_dict())["residuals"]
     left = sum(float(r.abs().sum()) for r in residuals.values())
     attachment.detach()
     return float((applied - true).norm() / true.norm()), left

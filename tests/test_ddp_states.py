@@ -17,6 +17,7 @@ from ddp_jobs import (
     train,
     wrap,
 )
+from own_state import own_state
 from ranks import Ranks
 
 
@@ -53,23 +54,21 @@ def ages_resume(rank: int, world: int) -> None:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, "mlt", p=0.5)
     train(ddp, rank, range(3))
-    state = attachment.state_dict()
+    state = own_state(attachment.state_dict())
     ages = state["ages"]
-    assert isinstance(ages, dict)
     assert ages
     sizes = {name: p.numel() for name, p in ddp.module.named_parameters()}
     assert all(int(runs[:, 0].sum()) == sizes[name] for name, runs in ages.items())
     attachment.detach()
     attachment = gradwire.attach(ddp, "mlt", p=0.5)
     attachment.load_state_dict(state)
-    again = attachment.state_dict()["ages"]
-    assert isinstance(again, dict)
+    again = own_state(attachment.state_dict())["ages"]
     assert {name: runs.tolist() for name, runs in again.items()} == {
         name: runs.tolist() for name, runs in ages.items()
     }
     attachment.flush()
     train(ddp, rank, range(3, 5))
-    assert attachment.state_dict()["ages"] == {}
+    assert own_state(attachment.state_dict())["ages"] == {}
     del state["ages"]  # as saved before ages were
     attachment.load_state_dict(state)
     attachment.detach()

@@ -20,6 +20,7 @@ from ddp_jobs import (
     train,
     wrap,
 )
+from own_state import own_state
 from ranks import Ranks
 
 
@@ -64,7 +65,7 @@ def flushes(rank: int, world: int) -> list[tuple[bool, bool, bool]]:
         if step == 2 and rank == 1:
             attachment.flush()
         train(ddp, rank, range(step, step + 1))
-        state: dict[str, Any] = attachment.state_dict()
+        state: dict[str, Any] = own_state(attachment.state_dict())
         owes = any(bool(values.any()) for values in state["residuals"].values())
         seen.append((attachment.report().delivered == 1.0, owes, attachment.flush_pending))
     attachment.detach()
@@ -361,7 +362,7 @@ def books_by_optimizer(rank: int, world: int, passes: int) -> None:
         for each in optimizers:
             scaler.step(each)
         scaler.update()
-    state: dict[str, Any] = attachment.state_dict()
+    state: dict[str, Any] = own_state(attachment.state_dict())
     for name, parameter in parameters.items():
         owed = average_of(state["residuals"][name].view_as(parameter)) / state["grad_scale"]
         assert owed.any() or owed.dim() == 1
@@ -384,8 +385,7 @@ def void(rank: int, world: int, scale: float, enabled: bool) -> tuple[float, flo
     )
 
     def owed() -> float:
-        residuals = attachment.state_dict()["residuals"]
-        assert isinstance(residuals, dict)
+        residuals = own_state(attachment.state_dict())["residuals"]
         return sum(float(values.abs().sum()) for values in residuals.values())
 
     before = 0.0

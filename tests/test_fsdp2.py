@@ -28,6 +28,7 @@ from ddp_jobs import (
     sentence,
     set_drop,
 )
+from own_state import own_state
 from ranks import Failed, Ranks
 
 pytestmark = pytest.mark.skipif(
@@ -282,7 +283,7 @@ def balances(rank: int, world: int, name: str) -> tuple[Any, ...]:
         gradient = gradient + average_of(local(twin, batch(rank, step))) * world
     if name == "mlt":
         assert report.delivered < 0.9
-        owed = whole_of(attachment.state_dict()["residuals"], twin, world)
+        owed = whole_of(own_state(attachment.state_dict())["residuals"], twin, world)
         dist.all_reduce(owed)
         assert float(owed.abs().max()) > 1e-3
         torch.testing.assert_close(applied + owed, gradient, rtol=1e-5, atol=1e-6)
@@ -317,7 +318,7 @@ def feedback(rank: int, world: int) -> list[bool]:
                 net, "mlt", p=0.2, optimizer=optimizer, error_feedback=asked, datagram=256
             )
             backward(net, batch(rank, 0))
-            found.append(bool(attachment.state_dict()["residuals"]))
+            found.append(bool(own_state(attachment.state_dict())["residuals"]))
             attachment.detach()
     return found
 
@@ -335,7 +336,7 @@ def flushed(rank: int, world: int) -> list[tuple[bool, bool]]:
         if step == 1 and rank == 1:
             attachment.flush()
         backward(net, batch(rank, step))
-        state: dict[str, Any] = attachment.state_dict()
+        state: dict[str, Any] = own_state(attachment.state_dict())
         owes = any(bool(values.any()) for values in state["residuals"].values())
         seen.append((owes, attachment.flush_pending))
     attachment.detach()
@@ -381,12 +382,12 @@ def scaled(rank: int, world: int) -> None:
         return whole(net.parameters())
 
     before = step(0)
-    owed: Any = attachment.state_dict()["residuals"]
+    owed: Any = own_state(attachment.state_dict())["residuals"]
     after = step(1, float("inf") if rank == 1 else 1.0)
     assert torch.equal(before, after)
     assert scaler.get_scale() == 4.0
     assert attachment.report().agreed.nonfinite
-    kept: Any = attachment.state_dict()["residuals"]
+    kept: Any = own_state(attachment.state_dict())["residuals"]
     assert all(torch.equal(owed[name], kept[name]) for name in owed)
     assert torch.isfinite(step(2)).all()
     attachment.detach()
@@ -443,7 +444,7 @@ def books_by_optimizer(rank: int, world: int, passes: int) -> None:
         for each in optimizers:
             scaler.step(each)
         scaler.update()
-    state: dict[str, Any] = attachment.state_dict()
+    state: dict[str, Any] = own_state(attachment.state_dict())
     for index, (name, part) in enumerate(twin.named_children()):
         residuals = {
             key.removeprefix(f"{name}."): values for key, values in state["residuals"].items()
@@ -543,28 +544,6 @@ def test_micro_batches_that_average_nothing_are_added_to_the_one_that_does(
 ) -> None:
     for several, one in four.run(accumulates, name=name):
         assert several < 1.3 * one
-
-
-def forgets(rank: int, world: int) -> None:
-    """The last micro-batch gives no gradient to what an earlier one has given one to."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    net = fully_shard(Branches(), mesh=mesh["shard"])
-    ours = torch.optim.SGD(net.parameters(), 0.1)
-    attachment = gradwire.attach(net, "reliable", replicas=mesh["replicate"])
-    for used in ("left right", "right"):
-        net.set_requires_all_reduce(used == "right")
-        net(torch.ones(2, 8), used).backward()
-    with pytest.raises(gradwire.ConfigError) as error:
-        ours.step()
-    assert error.value.value == "left.weight"
-    net(torch.ones(2, 8), "left right").backward()
-    ours.step()
-    assert torch.equal(net.left.bias.grad.full_tensor(), torch.full((9,), 4.0))
-    attachment.detach()
-
-
-def test_a_step_that_forgets_a_micro_batch_is_an_error(four: Ranks) -> None:
-    four.run(forgets)
 
 
 def filled(rank: int, world: int) -> torch.Tensor:
@@ -738,7 +717,7 @@ def together(rank: int, world: int) -> Any:
     attachment = gradwire.attach(net, "mlt", p=0.2, datagram=256, error_feedback=True)
     backward(net, batch(rank, 0))
     assert attachment.report().buckets == 2
-    names = set(attachment.state_dict()["residuals"])  # type: ignore[call-overload]
+    names = set(own_state(attachment.state_dict())["residuals"])
     assert names == {f"{n}[{r}]" for n, _ in twin.named_parameters() for r in range(world)}
     attachment.detach()
     backward(net, batch(rank, 1))
@@ -849,86 +828,6 @@ def test_parameters_without_a_gradient_are_left_out(two: Ranks) -> None:
     two.run(partial)
 
 
-class Heads(nn.Module):
-    """A body and two heads, all of which run; a loss may leave some of them out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(WIDTHS[0], 70)
-        self.first, self.second = nn.Linear(70, 9), nn.Linear(70, 9)
-
-    def forward(self, x: torch.Tensor, used: str) -> torch.Tensor:
-        x = self.body(x)
-        if "body" not in used:
-            x = x.detach().requires_grad_()
-        outputs = {"first": self.first(x), "second": self.second(x)}
-        return sum(out.sum() for name, out in outputs.items() if name in used)  # type: ignore[return-value]
-
-
-def alike(rank: int, world: int, name: str) -> None:
-    """All ranks leave a group out, and where torch has a call for it, each another parameter."""
-    twin, net = Heads(), Heads()
-    twin.load_state_dict(net.state_dict())
-    for each in (net.body, net.first, net.second, net):
-        fully_shard(each, mesh=mesh_of(world))
-    attachment = gradwire.attach(net, name)
-    for step, used in enumerate(("body first", "body second", "body first")):
-        for each in (twin, net):
-            each.zero_grad()
-            each(batch(rank, step), used).backward()
-        assert (attachment.step, attachment.report().buckets) == (step + 1, 2)
-        expected = average_of(
-            torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
-        )
-        torch.testing.assert_close(gradients_of(net), expected, rtol=1e-5, atol=1e-5)
-    attachment.detach()
-    branches = fully_shard(Branches(), mesh=mesh_of(world))
-    if hasattr(branches, "set_reduce_scatter_unused_params"):
-        branches.set_reduce_scatter_unused_params(True)
-        attachment = gradwire.attach(branches, name)
-        branches(torch.ones(2, 8), "left" if rank else "other right").backward()
-        assert torch.equal(branches.left.bias.grad.full_tensor(), torch.full((9,), 1.0))
-        attachment.detach()
-
-
-@pytest.mark.parametrize("name", ["reliable", "ltp"])
-def test_ranks_may_all_leave_the_same_group_out(two: Ranks, name: str) -> None:
-    two.run(alike, name=name)
-
-
-def uses(rank: int, world: int, kind: str, used: list[str]) -> dict[str, Any]:
-    net: Any = Branches() if kind == "parameters" else Heads()
-    if kind == "groups":
-        for each in (net.body, net.first, net.second):
-            fully_shard(each, mesh=mesh_of(world), reshard_after_forward=False)
-    fully_shard(net, mesh=mesh_of(world), reshard_after_forward=False)
-    attachment = gradwire.attach(net, "mlt", p=0.1)
-    x = torch.ones(2, 8) if kind == "parameters" else batch(rank, 0)
-    net(x, used[0]).backward()
-    with pytest.raises(gradwire.TransferError) as error:
-        net(x, used[rank]).backward()
-    attachment.detach()
-    return {**vars(error.value), "text": str(error.value)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "used", "odd", "words"),
-    [
-        ("parameters", ["left right", "left"], 1, "'right.weight', 'right.bias'"),
-        ("parameters", ["left", "other"], 0, "set_reduce_scatter_unused_params(True)"),
-        ("groups", ["body first second", "body second"], 1, "the parameters of 'body'"),
-        ("groups", ["body first second", "first second"], 1, "nothing more"),
-    ],
-)
-def test_ranks_that_use_different_parameters_all_say_which(
-    two: Ranks, kind: str, used: list[str], odd: int, words: str
-) -> None:
-    first, second = two.run(uses, kind=kind, used=used)
-    assert first == second
-    assert (first["cause"], first["rank"], first["step"]) == ("plan", odd, 1)
-    assert words in first["text"]
-
-
 # ---------------------------------------------------------------------------- requires_grad
 
 
@@ -951,7 +850,7 @@ def swapped(rank: int, world: int) -> None:
         return gradients_of(getattr(net, name))
 
     def owed() -> Any:
-        return attachment.state_dict()["residuals"]
+        return own_state(attachment.state_dict())["residuals"]
 
     applied, before = step("left", 1.0), owed()
     assert before.keys() == {

@@ -31,6 +31,7 @@ from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, trai
 from gradwire.core.plan import TransferPlan
 from gradwire.policies import PlanContext, Reliable
 from host_ranks import Builder, HostRanks
+from own_state import own_state
 from ranks import Gone
 
 pytestmark = pytest.mark.usefixtures("namespaces")
@@ -179,7 +180,7 @@ def lossy(rank: int, world: int, steps: int) -> dict[str, Any]:
         ddp(batch(rank, step)).square().mean().backward()
         optimizer.step()
         attachment.loss(float(rank))
-    report, state = attachment.report(), attachment.state_dict()
+    report, state = attachment.report(), own_state(attachment.state_dict())
     attachment.detach()
     return {
         "print": fingerprint(ddp),
@@ -280,7 +281,7 @@ def resumes(rank: int, world: int) -> tuple[bool, bytes, bytes]:
         attachment = gradwire.attach(ddp, "mlt", **options)
         for step in range(8):
             if step == 4 and stops:
-                state = attachment.state_dict()
+                state = own_state(attachment.state_dict())
                 owes = owed(state)
                 attachment.detach()
                 attachment = gradwire.attach(ddp, "mlt", **options)
@@ -309,7 +310,7 @@ def regroups(rank: int, world: int, flushes: bool) -> str:
             attachment.flush()
         ddp.zero_grad()
         ddp(batch(rank, step)).square().mean().backward()
-    state = attachment.state_dict()
+    state = own_state(attachment.state_dict())
     attachment.detach()
     attachment = gradwire.attach(ddp, "mlt", **options)
     try:
@@ -336,12 +337,12 @@ def moves(rank: int, world: int) -> dict[str, Any]:
         if step == 1 and rank == world - 1:  # which follows on its host
             attachment.flush()
         train(ddp, rank, range(step, step + 1))
-    state = attachment.state_dict()
+    state = own_state(attachment.state_dict())
     attachment.detach()
     attachment = gradwire.attach(ddp, "dblp", every=4, detector="layers", hosts=False)
     attachment.load_state_dict(state)
     train(ddp, rank, range(3, 12))
-    phases = attachment.state_dict()["phases"]
+    phases = own_state(attachment.state_dict())["phases"]
     attachment.detach()
     return {"print": fingerprint(ddp), "phases": repr(phases), "steps": state["layer_steps"]}
 
@@ -358,7 +359,7 @@ def misses(rank: int, world: int) -> object:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, "mlt", p=0.4, floor=0.9)
     train(ddp, rank, range(2))
-    state = attachment.state_dict()
+    state = own_state(attachment.state_dict())
     attachment.detach()
     return state["guarded"]
 

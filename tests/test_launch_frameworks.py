@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from own_state import own_state
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -50,7 +52,7 @@ def check_states(states: list[dict[str, Any]], steps: int) -> None:
 
 
 def files(folder: Path) -> list[dict[str, Any]]:
-    return [torch.load(folder / f"gradwire-{rank}-of-2.pt") for rank in (0, 1)]
+    return [own_state(torch.load(folder / f"gradwire-{rank}-of-2.pt")) for rank in (0, 1)]
 
 
 def test_transformers(tmp_path: Path) -> None:
@@ -111,6 +113,8 @@ RAY = """
 import runpy, sys
 import ray
 from ray.cluster_utils import Cluster
+
+from own_state import own_state
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=2)

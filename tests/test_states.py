@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from gradwire.core.errors import ConfigError
+from gradwire.core.rank_state import of_rank, read_rank
 from gradwire.core.saved_state import State
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 from job_gradients import normal
+from own_state import same
 
 TENSORS = {"front.weight": 9000, "front.bias": 50, "back.weight": 600}
 POLICIES: dict[str, dict[str, Any]] = {
@@ -41,14 +43,6 @@ def job(policy: str, steps: int) -> Job:
             pipeline.add_loss(1.0)
         made.step(gradients(step))
     return made
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    return repr(one) == repr(other)
 
 
 def paths(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -252,19 +246,16 @@ def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
         expected["phases"]["phases"] = {key.lstrip("_"): detector[key] for key in detector}
     expected["phases"].pop("calibration", None)  # that older versions found during training
     begun = {"flush": False, "layer_steps": 0, "layer_squares": {}, "guarded": 0, "speaks_for": 1}
+    begun["owing"] = False
     assert same(again, {**begun, **expected})
     here.step([np.ones(sum(SMALL.values()), np.float32)] * 2)
 
 
-@pytest.mark.parametrize("trials", [None, {"current": 1, "untried": [0, 2], "times": {1: [0.1]}}])
-def test_a_state_of_adaptives_former_rules_is_refused(trials: object) -> None:
-    """It holds what those rules knew, and no promises of encodings."""
+def test_a_state_of_adaptives_former_rule_is_refused() -> None:
+    """It holds what that rule knew, and no times of encodings."""
     here = Job(2, SMALL, "adaptive", buckets=[2, 1], datagram=256)
-    saved = copy.deepcopy(SAVED["adaptive-layers"])
-    if trials is not None:
-        saved["phases"]["trials"] = trials
     with pytest.raises(ConfigError, match="start the policy anew") as error:
-        here.pipelines[0].load_state_dict(saved)
+        here.pipelines[0].load_state_dict(copy.deepcopy(SAVED["adaptive-layers"]))
     assert error.value.setting == "state['phases']['trials']"
 
 
@@ -313,3 +304,30 @@ def test_a_magnitude_is_not_negative_but_may_be_of_what_is_not_finite() -> None:
     assert math.isnan(state.magnitude("unknown"))
     with pytest.raises(ConfigError, match=r"state\['square'\]=-1\.0: a number from 0 on is needed"):
         state.magnitude("square")
+
+
+def test_each_rank_finds_its_own_state_among_several() -> None:
+    saved = {**of_rank({"step": 3}, 0, 2), **of_rank({"step": 4}, 1, 2)}
+    assert read_rank(saved, 1, 2) == ({"step": 4}, None)
+    assert read_rank(saved, 2, 3) == ({"step": 3}, "rank 0 of 2")
+    bare = {"version": 2, "step": 5}  # as saved before states were of a rank
+    assert read_rank(bare, 1, 2) == (bare, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"ranks": "two"}, "state['ranks']"),
+        ({"ranks": 0}, "state['ranks']"),
+        ({"rank 0 of 2": {"step": 3}}, "state['rank 0 of 2']"),
+        ({"rank 0 of 2": ()}, "state['rank 0 of 2']"),
+        ({"step": 3}, "state['step']"),
+        ({"ranks": 4}, "state"),  # what a load in part leaves as it was
+    ],
+)
+def test_a_state_of_a_rank_that_is_damaged_is_refused(
+    change: dict[str, object], setting: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_rank({**of_rank({"step": 3}, 0, 2), **change}, 0, 2)
+    assert raised.value.setting == setting

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.core.agreed import Phase
 from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.rank_state import of_rank, read_rank
 from gradwire.core.report import StepReport
 from gradwire.policies import Policy
 from gradwire.training.connection import Connection
@@ -126,6 +127,7 @@ class Attachment(Connected):
         self._state = state
         self._pipeline = pipeline
         self._detached = False
+        self._place = dist.get_rank(), dist.get_world_size()
 
     def __repr__(self) -> str:
         detached = ", detached" if self._detached else ""
@@ -244,23 +246,29 @@ class Attachment(Connected):
         return self._pipeline.flush_pending
 
     def state_dict(self) -> dict[str, object]:
-        """Returns what a resumed run needs: the step, the phase, and tensors by parameter name.
+        """Returns what a resumed run needs, under this rank's own key.
 
-        The tensors are this rank's own, and empty where another rank of its host speaks for it:
+        It is of the form {"ranks": 2, "rank 0 of 2": (state,)} with the numbers of the job. Each
+        rank saves its own, also with torch.distributed.checkpoint, which takes the attachment
+        itself as well. `state` has the step, the phase, and tensors by parameter name, on the CPU,
+        which are copies:
 
         - residuals, and with a momentum memory velocities: float32, 1-D.
         - ages: int64 of shape [runs, 2], a number of elements and for how many steps in a row they
           have not counted.
         - magnitudes, with priority="results": float64 of shape [runs, 2], a number of elements and
           the mean magnitude of their last result.
+
+        They are empty where another rank of its host speaks for this one.
         """
-        return self._pipeline.state_dict()
+        return of_rank(self._pipeline.state_dict(), *self._place)
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Restores what `state_dict` returned; each rank loads its own, all before the same step.
 
         Residuals are converted from the loss scale that they were saved under to the present one
-        (`grad_scale`). A parameter that the state does not name has no residual.
+        (`grad_scale`). A parameter that the state does not name has no residual. Another rank's
+        state, or one of another number of ranks, is taken where no rank owed anything.
 
         Args:
             state: of this version or an earlier one.
@@ -268,13 +276,14 @@ class Attachment(Connected):
                 error; with False its residual is dropped with a warning.
 
         Raises:
-            ConfigError: the state is damaged, belongs to another policy or model, or has residuals
-                while error feedback is off. The error names the key, the value and what is
-                allowed, and nothing is changed.
+            ConfigError: the state is damaged, belongs to another policy or model, has residuals
+                while error feedback is off, or is another rank's while something was owed. The
+                error names the key, the value and what is allowed, and nothing is changed.
             GradwireError: the attachment is detached.
         """
         self._check()
-        self._pipeline.load_state_dict(state, strict=strict)
+        found, owner = read_rank(state, *self._place)
+        self._pipeline.load_state_dict(found, strict=strict, owner=owner)
 
     def detach(self) -> None:
         """Ends the connection; from now on the process group averages the gradients.

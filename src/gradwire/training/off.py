@@ -159,9 +159,11 @@ class LeftAlone:
         """Returns a state that holds nothing; every policy loads it as a fresh start."""
         return {"policy": OFF}
 
-    def load_state_dict(self, state: Mapping[Any, Any], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: object, *, strict: bool = True, owner: str | None = None
+    ) -> None:
         """Drops a state, since nothing that is owed can be delivered."""
-        if not owed_nothing(state):
+        if not isinstance(state, Mapping) or not owed_nothing(state):
             log.warning("gradwire is off (policy='off'): the state that was loaded is dropped")
 
     def deactivate(self) -> None:

@@ -18,7 +18,6 @@ import contextlib
 import copy
 import functools
 import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +62,6 @@ from gradwire.training.step import (
 from gradwire.transport import transforms
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator, Handle
-from gradwire.transport.native import seconds_to_code
 from gradwire.transport.threads import apart
 
 __all__ = ["GradientPipeline"]
@@ -72,6 +70,8 @@ STATE_VERSION = 2
 PRIVATE_KEYS = 1
 """The version of states in which a detector's keys begin with an underscore."""
 LAST_STEP = 1 << 52
+UNCHANGED = ("f32", "half", "bf16")
+"""Encodings that carry a gradient unchanged; those of two bytes where it is of that type."""
 SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
 """Bounds of the scale of gradients, which are those of float32; its square is a float64."""
@@ -82,7 +82,7 @@ _STATE_KEYS = (
 )
 _LATER_KEYS = (
     *("losses", "rates", "velocities", "ages", "magnitudes", "vote"),
-    *("flush", "layer_steps", "layer_squares", "guarded", "speaks_for"),
+    *("flush", "layer_steps", "layer_squares", "guarded", "speaks_for", "owing"),
 )
 """Keys that states of older versions lack."""
 
@@ -134,13 +134,7 @@ class GradientPipeline:
         self.settings = settings
         self._optimizers = optimizers or Optimizers()
         each = self._optimizers.each
-        compares = policy.compares_encodings and communicator.world_size > 1
-        self._ballots = BallotBox(
-            policy,
-            each,
-            watched=settings.loss_rise is not None,
-            coding_s=seconds_to_code(clock) if compares else 0.0,
-        )
+        self._ballots = BallotBox(policy, each, watched=settings.loss_rise is not None)
         if policy.fill == "momentum" and not each:
             raise ConfigError.of(
                 "fill",
@@ -176,11 +170,11 @@ class GradientPipeline:
         self._running: Step | None = None
         self._last: StepReport | None = None
         self._flush = False  # whether the next step is exact because of a flush
+        self._owing = False  # whether any rank may owe something, as all ranks know from the plans
         self._grad_scale = 1.0
         self._failure: BaseException | None = None
         # Results of the last step begun that nobody has waited for yet.
         self._awaited: collections.deque[threading.Event] = collections.deque()
-        self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
         self.when_stopped: Callable[[], None] = lambda: None
 
@@ -282,15 +276,22 @@ class GradientPipeline:
 
     def _decisive_state(self) -> dict[str, object]:
         """Returns the part of the state that decides later steps and that no report has."""
-        return {**self._consultation.state_dict(), **self._guard.state_dict()}
+        return {
+            **self._consultation.state_dict(),
+            **self._guard.state_dict(),
+            "owing": self._owing,
+        }
 
     def _keep_decisive(self, kept: dict[str, object]) -> None:
         """Takes over what another rank's `_decisive_state` returned."""
         state = State(kept)
         self._consultation.read(state)()
         self._guard.read(state)()
+        self._owing = state.flag("owing")
 
-    def load_state_dict(self, state: object, *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: object, *, strict: bool = True, owner: str | None = None
+    ) -> None:
         """Restores what `state_dict` returned.
 
         The scale of gradients is not restored, since they may no longer be scaled; residuals are
@@ -300,6 +301,8 @@ class GradientPipeline:
             state: The state; one that was saved under policy "off" changes nothing.
             strict: Whether values of parameters that the model lacks are an error; else they are
                 dropped with a warning.
+            owner: The rank that the state belongs to, as in "rank 0 of 2"; None for this one. What
+                another rank kept by itself is not taken, and is an error where it owes something.
 
         Raises:
             ConfigError: The state is anything else; nothing is changed then.
@@ -327,6 +330,9 @@ class GradientPipeline:
             )
         step = read.whole("step", 0, LAST_STEP)
         scale = read.number("grad_scale", SMALLEST_SCALE, LARGEST_SCALE)
+        owing = "owing" in read.values and read.flag("owing")
+        if owner is not None:
+            read = _of_another(read, owner, owing)
         takes = [
             self._books.read(read, self._names.trained, strict=strict),
             self._ballots.read(read),
@@ -349,6 +355,7 @@ class GradientPipeline:
         if scale != self._grad_scale:
             self._books.rescale(self._grad_scale / scale)
         self._ballots.flush = self._ballots.flush or flush
+        self._owing = owing
         self._step = step
 
     def _check_host(self, read: State) -> None:
@@ -359,13 +366,7 @@ class GradientPipeline:
         """
         here = len(self._host.ranks)
         saved = read.whole("speaks_for") if "speaks_for" in read.values else 1
-        owes = any(
-            torch.as_tensor(values).any()
-            for key in ("residuals", "velocities")
-            if key in read.values
-            for values in read.part(key).values.values()
-        )
-        if saved != here and owes:
+        if saved != here and _owes(read):
             raise ConfigError.about(
                 f"{read.at('speaks_for')}={saved}",
                 f"its residuals belong to a worker that speaks for {saved} ranks, and this one "
@@ -491,40 +492,6 @@ class GradientPipeline:
                 self._awaited.popleft()
         except BaseException as error:
             self._fail(self._running, error)
-            raise
-
-    def confirm_end(self) -> None:
-        """Waits until all ranks confirm that the running step has no further bucket.
-
-        A rank that has one fails, and so do all others.
-        """
-        step = self._running
-        if step is None:
-            return
-        number = step.number
-        started: queue.SimpleQueue[Handle | Exception] = queue.SimpleQueue()
-
-        def start() -> None:
-            try:
-                started.put(self._consultation.confirm_end(number))
-            except Exception as error:
-                started.put(error)
-
-        try:
-            if self.communicator.stager.started:  # it may not overtake the buckets
-                self.communicator.stager.submit(start)
-            else:
-                start()
-            found = started.get()
-            if isinstance(found, Exception):
-                raise found
-            found.wait()
-        except TransferError as error:
-            explained = self.explain(error)
-            self._fail(step, explained)
-            raise explained from None
-        except BaseException as error:
-            self._fail(step, error)
             raise
 
     def _answer_empty(self, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
@@ -741,7 +708,7 @@ class GradientPipeline:
             if not transfer.step.guarded:
                 self._settle(transfer)
         except Exception as error:
-            transfer.error = self.explain(error)
+            transfer.error = error
         self._done(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
@@ -852,11 +819,6 @@ class GradientPipeline:
         except Exception as error:
             self._fail(step, error)
 
-    @property
-    def failure(self) -> BaseException | None:
-        """The failure that has stopped this pipeline; None before one."""
-        return self._failure
-
     def stopped(self, more: str = "") -> GradwireError | None:
         """Returns the error of every use of this pipeline after a failure; None before one.
 
@@ -884,7 +846,6 @@ class GradientPipeline:
 
     def _fail(self, step: Step | None, error: BaseException) -> None:
         """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""
-        error = self.explain(error)
         if step is not None:
             self._go_on(step, step_end.Failed(error))
             return
@@ -987,6 +948,7 @@ class GradientPipeline:
         self._shorten(step)
         came = [(t.asked.plan, t.returned.report) for t in step.transfers]
         transfers = [(plan, report) for plan, report in came if report is not None]
+        self._note_owing(step)
         self._ballots.applied_square = sum(t.returned.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
         self._started = step.started
@@ -1003,6 +965,17 @@ class GradientPipeline:
         if self._writer is not None:
             self._writer.write(report)
         step.transfers.clear()  # breaks the reference cycle with the step
+
+    def _note_owing(self, step: Step) -> None:
+        """Notes whether any rank may owe something after a step, which its plans tell all ranks."""
+        plans = [transfer.applied_plan for transfer in step.transfers]
+        if not self.settings.feedback:
+            return
+        loses = any(plan.lossy or plan.encoding not in UNCHANGED for plan in plans)
+        if loses or step.overflowed or step.action == "skipped":
+            self._owing = True
+        elif all(plan.encoding == "f32" for plan in plans):
+            self._owing = False  # what was owed before is delivered, too
 
     def _shorten(self, step: Step) -> None:
         """Cuts later plans for shorter datagrams, if paths no longer carry the present ones.
@@ -1031,6 +1004,7 @@ class GradientPipeline:
         if waiting is not None:
             self._books.undo(waiting.keys)
             self._flush = self._flush or waiting.flushes
+            self._owing = self.settings.feedback
 
     def _report(
         self,
@@ -1056,3 +1030,35 @@ class GradientPipeline:
             resent=[plan for t in step.transfers if (plan := t.returned.resent) is not None],
             attachment=self.number,
         )
+
+
+def _owes(state: State) -> bool:
+    """Returns whether a state holds residuals or velocities other than zero."""
+    return any(
+        isinstance(values, (torch.Tensor, np.ndarray)) and bool(values.any())
+        for key in ("residuals", "velocities")
+        if key in state.values
+        for values in state.part(key).values.values()
+    )
+
+
+def _of_another(state: State, owner: str, owing: bool) -> State:
+    """Returns what a rank takes of another one's state.
+
+    Args:
+        state: The state.
+        owner: The rank that it belongs to.
+        owing: Whether any rank may have owed something when it was saved.
+
+    Raises:
+        ConfigError: Something was owed, which this rank's own state would hold.
+    """
+    if owing or _owes(state):
+        raise ConfigError.about(
+            f"the state of {owner}",
+            "it is another rank's, and something was owed when it was saved: each rank loads its "
+            "own, on as many ranks as saved them; or flush() before saving",
+            setting="state",
+            value=owner,
+        )
+    return State({**state.values, "residuals": {}, "velocities": {}, "ages": {}}, state.name)
