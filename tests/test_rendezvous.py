@@ -602,30 +602,27 @@ def test_a_failure_may_be_looked_for_without_waiting() -> None:
     assert error.ranks == (1,)
 
 
-def test_a_server_sees_when_all_workers_are_done() -> None:
+def test_those_that_wait_are_counted() -> None:
     store = dist.HashStore()
-    done = threading.Event()
+    watcher = meeting(store, 2, workers=2, servers=1)
+    assert watcher.workers_here() == 0
+    come = threading.Event()
 
     def join(endpoint: int) -> object:
         here = meeting(store, endpoint, workers=2, servers=1)
-        here.exchange("here")
-        if endpoint == 0:
-            here.finish()
-            done.set()
-        elif endpoint == 1:
-            done.wait(5)
-            time.sleep(0.2)
-            here.finish()
-        else:
-            done.wait(5)
-            seen = here.all_finished()
-            while not here.all_finished():
+        if endpoint == 1:
+            come.wait(5)
+        if endpoint == 2:
+            while watcher.workers_here() != 1:  # worker 0, which opens the meeting
                 time.sleep(0.01)
-            here.close()
-            return seen
-        return None
+            come.set()
+        here.exchange("here")
+        waiting = watcher.workers_here()
+        here.exchange("and gone")
+        here.close()
+        return waiting
 
-    assert at_once(3, join)[2] is False
+    assert at_once(3, join) == [0, 0, 0]  # nobody waits any more
     assert store.num_keys() == 0
 
 
@@ -639,6 +636,18 @@ def test_a_long_wait_is_logged_with_who_is_missing(
     messages = [r.getMessage() for r in caplog.records if r.name == "gradwire"]
     assert len(messages) > 1
     assert all("rank 0 waits for ranks 1, 2" in message for message in messages)
+
+
+def test_a_server_waits_for_the_workers_that_are_missing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "FIRST_WARNING_S", 0.1)
+    store = dist.HashStore()
+    present = (0, 2)  # of workers 0 and 1, and server 0
+    here = [meeting(store, each, workers=2, servers=1, timeout_s=0.5) for each in present]
+    at_once(2, lambda place: here[place].exchange("here"))
+    messages = [r.getMessage() for r in caplog.records if r.name == "gradwire"]
+    assert any("server 0 waits for rank 1" in message for message in messages)
 
 
 def test_the_stores_host_is_found_under_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -156,10 +155,13 @@ def test_servers_that_are_missing_are_named() -> None:
 def test_a_server_told_to_stop_stops_while_it_waits(number: signal.Signals) -> None:
     with Ranks(1) as ranks, server_processes(ranks.port, 1, 1) as (process,):
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["event"] == "waiting"
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert [line["event"] for line in lines] == ["looking", "waiting"]
+        assert f"127.0.0.1:{ranks.port}" in lines[0]["message"]
+        assert "0 of 1 workers" in lines[1]["message"]
         process.send_signal(number)
         out, _ = process.communicate(timeout=10)
-        assert process.returncode == 0
+        assert process.returncode == 128 + number
         assert json.loads(out.splitlines()[-1])["event"] == "stopped"
 
 
@@ -174,6 +176,8 @@ def test_a_server_told_to_stop_stops_while_it_waits(number: signal.Signals) -> N
         (["--store", "file:///no/such/f", "--workers", "2"], "there is no folder '/no/such'"),
         (["--store", "file:///", "--workers", "2"], "the file of a FileStore"),
         (["--store", "h:1", "--workers", "-2"], "workers=-2: 1 or more"),
+        (["--store", "h:1", "--workers", "0"], "workers=0: 1 or more"),
+        (["--store", "", "--workers", "2"], "store='': host:port"),
         (["--store", "h:1", "--workers", "2", "--index", "1"], "index=1 with servers=1"),
         (["--store", "h:1", "--workers", "2", "--timeout", "nan"], "rendezvous_timeout=nan"),
         (["--store", "127.0.0.1:1", "--workers", "2", "--timeout", "0.5"], "no store answers"),
@@ -263,25 +267,6 @@ def test_an_index_beyond_the_servers_is_an_error() -> None:
     assert (raised.value.setting, raised.value.value) == ("workers", 0)
 
 
-class LostStore:
-    """An open engine whose job's store is gone."""
-
-    def __init__(self, failure: str) -> None:
-        self.engine = self.meeting = self
-        told = SimpleNamespace(text=failure, rank=1, cause="silence")
-        self.failure = lambda: told if failure else None
-        self.closed = False
-
-    def all_finished(self) -> bool:
-        raise RuntimeError("Connection reset by peer")
-
-    def counters(self) -> dict[str, float]:
-        return {"packets_received": 7.0}
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def on_two_of_three(rank: int, world: int) -> str:
     pair = dist.new_group([0, 1])
     if rank == 2:
@@ -326,20 +311,86 @@ def test_a_server_that_gave_up_can_be_started_again() -> None:
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("failure", ["", "rank 1 has sent nothing for 2000 ms"])
-def test_a_store_that_goes_away_hides_no_failure(
-    failure: str, monkeypatch: pytest.MonkeyPatch
+held: list[Communicator] = []
+"""The communicator of a worker's process, from one call of the test to the next."""
+
+
+def begins(rank: int, world: int, port: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    held.append(Communicator(store, rank, world, {"route": "server", "rendezvous_timeout": 30}))
+
+
+def adds(rank: int, world: int) -> float:
+    array = np.full(1000, rank + 1.0, np.float32)
+    held[0].all_reduce(array).wait(30)
+    return float(array[0])
+
+
+def ends(rank: int, world: int) -> None:
+    held.pop().close()
+
+
+STORE = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def distant_store() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A store in a process of its own, as under torchrun, and its port."""
+    arguments = [sys.executable, "-c", STORE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True) as host:
+        assert host.stdout is not None
+        yield host, int(host.stdout.readline())
+        host.kill()
+
+
+def test_a_server_needs_no_store_once_all_have_met(
+    distant_store: tuple[subprocess.Popen[str], int],
 ) -> None:
-    opened = LostStore(failure)
-    monkeypatch.setattr("gradwire.transport.open_engine.open_engine", lambda *_: opened)
-    monkeypatch.setattr("gradwire.transport.open_engine.meet_servers", lambda *_, **__: None)
-    settings = Settings.build({"route": "server"}, environment={})
-    if failure:
-        with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):
-            serve(None, workers=2, index=0, settings=settings)
-    else:
-        assert serve(None, workers=2, index=0, settings=settings) == {"packets_received": 7.0}
-    assert opened.closed
+    host, port = distant_store
+    with Ranks(2, group=False) as ranks, server_processes(port, 2, 1) as (process,):
+        ranks.run(begins, port=port)
+        assert ranks.run(adds) == [3.0, 3.0]
+        assert any(json.loads(line)["event"] == "serving" for line in process.stdout)
+        host.kill()
+        host.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            out, _ = process.communicate(timeout=1.0)
+            raise AssertionError(f"the server has ended: {out}")
+        assert ranks.run(adds) == [3.0, 3.0]
+        ranks.run(ends)
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, out
+    assert json.loads(out.splitlines()[-1])["event"] == "done"
+
+
+@pytest.mark.parametrize("killed", [(0, 1), (1,)])
+def test_a_server_whose_workers_were_killed_has_failed(
+    killed: tuple[int, ...],
+    distant_store: tuple[subprocess.Popen[str], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With their store, as where rank 0 hosts it, or beside another one that says goodbye."""
+    monkeypatch.setenv("GRADWIRE_PEER_TIMEOUT", "2")
+    host, port = distant_store
+    with Ranks(2, group=False) as ranks, server_processes(port, 2, 1) as (process,):
+        ranks.run(begins, port=port)
+        ranks.run(adds)
+        for rank in killed:
+            ranks.kill(rank)
+        if killed == (0, 1):
+            host.kill()
+        else:
+            ranks.start(ends)
+        out, _ = process.communicate(timeout=40)
+    assert process.returncode == 1, out
+    assert json.loads(out.splitlines()[-1])["event"] == "failed"
 
 
 def test_a_store_that_does_not_answer_is_an_error_in_time() -> None:
@@ -358,6 +409,30 @@ def test_a_listener_that_is_no_store_is_an_error_in_time() -> None:
         )
     assert done.returncode == 1
     assert f"no store answers at {store} within 1 s, though somebody listens" in done.stderr
+
+
+def test_an_attempt_that_stands_still_is_followed_by_another() -> None:
+    """The first connection to the store gets no answer, as one whose first packets were lost."""
+    here = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.create_server(("127.0.0.1", 0)) as between, contextlib.ExitStack() as ends:
+
+        def forward(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    target.sendall(data)
+
+        def relay() -> None:
+            for number in range(3):  # the look whether somebody listens, and two attempts
+                near = ends.enter_context(between.accept()[0])
+                if number == 2:
+                    far = ends.enter_context(socket.create_connection(("127.0.0.1", here.port)))
+                    for pair in ((near, far), (far, near)):
+                        threading.Thread(target=forward, args=pair, daemon=True).start()
+
+        threading.Thread(target=relay, daemon=True).start()
+        store = open_store(f"127.0.0.1:{between.getsockname()[1]}", 60.0)
+        assert store.add("a", 1) == 1
+    assert here.add("a", 1) == 2
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")

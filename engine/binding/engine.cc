@@ -234,6 +234,7 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("endpoint", [](const PeerState& p) { return p.endpoint; })
       .def_prop_ro("answered", [](const PeerState& p) { return p.answered; })
       .def_prop_ro("heard", [](const PeerState& p) { return p.heard; })
+      .def_prop_ro("left", [](const PeerState& p) { return p.left; })
       .def_prop_ro("silence_ns", [](const PeerState& p) { return p.silence; })
       .def(
           "has_begun",

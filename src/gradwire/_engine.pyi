@@ -186,6 +186,7 @@ class Peer:
     endpoint: int
     answered: bool  # whether it has answered a ping of full length
     heard: bool  # whether any packet has come from it
+    left: bool  # whether it has said goodbye
     silence_ns: int  # time since then, or since the engines met
     def has_begun(self, op: int, lane: int = 0) -> bool:
         """Returns whether it is known to have started this op; False for servers."""

@@ -1,15 +1,18 @@
 """`gradwire server`: a process that sums regions for the workers of a job (route "server").
 
-It joins the job's store as endpoint workers + index, serves until all workers have left, and
-needs no torch process group, no model and no GPU.
+It joins the job's store as endpoint workers + index, and needs no torch process group, no model and
+no GPU. Once all have met it needs no store either: it serves until every worker has said goodbye to
+its engine, or until the engine fails.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import ipaddress
 import json
 import os
+import queue
 import signal
 import socket
 import sys
@@ -17,7 +20,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -30,6 +34,15 @@ app = typer.Typer(add_completion=False)
 
 RETRY_S = 0.2
 """Seconds between two attempts to reach the store."""
+
+ATTEMPT_S = 2.0
+"""Seconds for which the first attempt may stand still; each further one may for twice as long."""
+
+POLL_S = 0.25
+"""Seconds between two looks at what the engine knows of the workers."""
+
+Say = Callable[[str, str], None]
+"""Says what happens: an event in a word, and its text."""
 
 
 def open_store(address: str, timeout_s: float) -> Any:
@@ -57,18 +70,17 @@ def open_store(address: str, timeout_s: float) -> Any:
     host, port = _host_and_port(address)
     deadline = time.monotonic() + timeout_s
     _wait_for_listener(address, host, port, deadline, timeout_s)
-    left = max(1.0, deadline - time.monotonic())
 
-    def connect() -> Any:
+    def connect(left_s: float) -> Any:
         return TCPStore(
             host,
             port,
             is_master=False,
             wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=left),
+            timeout=datetime.timedelta(seconds=left_s),
         )
 
-    return _in_time(connect, left, address)
+    return _in_time(connect, max(1.0, deadline - time.monotonic()), address)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -90,30 +102,44 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _in_time(connect: Callable[[], Any], timeout_s: float, address: str) -> Any:
+def _in_time(connect: Callable[[float], Any], timeout_s: float, address: str) -> Any:
     """Returns what `connect` returns, or raises GradwireError after the time-out.
 
-    A thread that does not end is left behind, because TCPStore waits without a limit for the first
-    answer of a listener that is no store.
+    TCPStore waits without a limit for the first answer, which may never come: from a listener that
+    is no store, or over a connection that was lost. So an attempt that stands still is left behind
+    on a thread of its own, and another one begins; the first that succeeds counts.
+
+    Args:
+        connect: Connects within so many seconds.
+        timeout_s: Seconds for all attempts together.
+        address: What it connects to, for errors.
     """
-    found: list[Any] = []
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def run() -> None:
+    def run(left_s: float) -> None:
         try:
-            found.append(connect())
+            answers.put(connect(left_s))
         except RuntimeError as error:
-            found.append(error)
+            answers.put(error)
 
-    thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if not found:
-        raise GradwireError(
-            f"no store answers at {address} within {timeout_s:g} s, though somebody listens there"
-        )
-    if isinstance(found[0], RuntimeError):
-        raise GradwireError(f"no store answers at {address}: {found[0]}") from found[0]
-    return found[0]
+    deadline = time.monotonic() + timeout_s
+    attempt_s = ATTEMPT_S
+    failure: RuntimeError | None = None
+    while (left_s := deadline - time.monotonic()) > 0.0:
+        threading.Thread(target=run, args=(left_s,), name="gradwire-store", daemon=True).start()
+        try:
+            answer = answers.get(timeout=min(attempt_s, left_s))
+        except queue.Empty:
+            attempt_s *= 2.0
+            continue
+        if not isinstance(answer, RuntimeError):
+            return answer
+        failure = answer
+        time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
+    why = failure or "though somebody listens there"
+    raise GradwireError(
+        f"no store answers at {address} within {timeout_s:g} s{': ' if failure else ', '}{why}"
+    ) from failure
 
 
 def _check_file(address: str, path: Path) -> None:
@@ -155,8 +181,11 @@ def serve(
     settings: Settings,
     stop: threading.Event | None = None,
     group: str = "world",
+    say: Say = lambda event, text: None,
 ) -> dict[str, float]:
-    """Serves a group until all workers have left, or `stop` is set.
+    """Serves a group until all workers have said goodbye, or `stop` is set.
+
+    The store is used until all have met. What becomes of it later changes nothing.
 
     Args:
         store: The job's store.
@@ -165,6 +194,7 @@ def serve(
         settings: The settings.
         stop: An event that ends the server.
         group: Name of the group.
+        say: Gets what happens until all have met.
 
     Returns:
         The engine's counters.
@@ -181,24 +211,23 @@ def serve(
     stop = stop or threading.Event()
     while True:
         meeting = meet_servers(store, group, settings, endpoint=workers + index, workers=workers)
+        say("waiting", f"store found; {meeting.workers_here()} of {workers} workers are here")
         try:
             opened = open_engine(store, meeting, settings)
             break
         except SupersededError:  # the workers were started again before all were present
             continue
+    say("serving", f"server {index} serves {workers} workers")
     try:
-        while not stop.wait(0.25):
-            failure = opened.engine.failure()
-            try:
-                left = opened.meeting.all_finished()
-            except Exception:  # the store ended with the job, which may have failed
-                left = not failure
-            if left:
-                break
+        while not stop.wait(POLL_S):
+            left = all(peer.left for peer in opened.engine.peers())
+            failure = opened.engine.failure()  # after that, for a failure comes before a goodbye
             if failure:
                 raise TransferError(
                     f"server {index}: {failure.text}", rank=failure.rank, cause=failure.cause
                 )
+            if left:
+                break
         return dict(opened.engine.counters())
     finally:
         opened.engine.close()
@@ -218,19 +247,22 @@ def check_place(workers: int, index: int, servers: int) -> None:
 @app.command()
 def server(
     store: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="host:port of the job's store (an IPv6 host in brackets), or file:///path"
+            help="host:port of the job's store (an IPv6 host in brackets), or file:///path; else "
+            "MASTER_ADDR:MASTER_PORT"
         ),
-    ] = "",
-    workers: Annotated[int, typer.Option(help="number of workers (ranks)")] = 0,
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="number of workers (ranks); else WORLD_SIZE")
+    ] = None,
     index: Annotated[int, typer.Option(help="which of the servers this is, from 0")] = 0,
     servers: Annotated[
         int | None, typer.Option(help="number of servers; else GRADWIRE_SERVERS, else 1")
     ] = None,
     interface: Annotated[
-        str, typer.Option(help="network interface or own address; else GRADWIRE_INTERFACE")
-    ] = "",
+        str | None, typer.Option(help="network interface or own address; else GRADWIRE_INTERFACE")
+    ] = None,
     port: Annotated[
         str | None,
         typer.Option(
@@ -254,41 +286,61 @@ def server(
     """Sum gradients for the workers of one job (route="server").
 
     Without --store the job is found by MASTER_ADDR and MASTER_PORT, without --workers by
-    WORLD_SIZE, as torchrun sets them. The exit status is 0 when the workers have left or a signal
-    stops the server, 2 for an impossible option, 1 when the job fails.
+    WORLD_SIZE, as torchrun sets them. The exit status is 0 when all workers have said goodbye, 2
+    for an impossible option, 1 when the job fails, and 130 or 143 when SIGINT or SIGTERM ends it
+    before.
     """
     from gradwire.policies.registry import all_names
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    say = functools.partial(_say, as_json)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     try:
         check_environment(all_names())
         options = {
             "route": "server",
             "servers": servers,
-            "interface": interface or None,
+            "interface": interface,
             "port": port,
             "rendezvous_timeout": timeout,
             "dscp": dscp,
         }
         given = {name: value for name, value in options.items() if value is not None}
         settings = Settings.build(given)  # the rest comes from the environment
-        address = store or _store_of_environment()
-        count = workers or _workers_of_environment()
+        address = _store_of_environment() if store is None else store
+        count = _workers_of_environment() if workers is None else workers
         check_place(count, index, settings.server_count)
-        _say(as_json, "waiting", f"server {index} waits for {count} workers at {address}")
+        say("looking", f"looking for the store at {address}")
         counters = serve(
             open_store(address, settings.rendezvous_timeout),
             workers=count,
             index=index,
             settings=settings,
+            say=say,
         )
     except (ConfigError, GradwireError) as error:
-        _say(as_json, "failed", str(error), error=True)
+        say("failed", str(error), error=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-    except KeyboardInterrupt:
-        _say(as_json, "stopped", f"server {index} was stopped by a signal")
-        return
-    _say(as_json, "done", f"server {index} is done", counters=counters)
+    except StoppedError as error:
+        say("stopped", f"server {index} was stopped by {error.signal.name}", error=True)
+        raise typer.Exit(128 + error.signal) from error
+    say("done", f"server {index} is done: all workers have said goodbye", counters=counters)
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal stops this process.
+
+    Attributes:
+        signal: The signal.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__()
+        self.signal = number
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise StoppedError(signal.Signals(number))
 
 
 def _store_of_environment() -> str:
@@ -316,5 +368,7 @@ def _workers_of_environment() -> int:
 
 
 def _say(as_json: bool, event: str, text: str, *, error: bool = False, **more: object) -> None:
-    line = json.dumps({"event": event, "message": text, **more}) if as_json else text
+    line = f"gradwire server: {text}"
+    if as_json:
+        line = json.dumps({"event": event, "message": text, **more})
     print(line, file=sys.stderr if error and not as_json else sys.stdout, flush=True)

@@ -221,8 +221,8 @@ std::vector<PeerState> Endpoint::peers(Nanos now) const {
   std::vector<PeerState> found;
   for (const auto& p : impl_->paths)
     if (p)
-      found.push_back({p->peer, p->life.connected, p->life.heard, now - p->life.last_heard,
-                       p->started.by_lane()});
+      found.push_back({p->peer, p->life.connected, p->life.heard, p->farewell.gone,
+                       now - p->life.last_heard, p->started.by_lane()});
   return found;
 }
 const Failure& Endpoint::failure() const {

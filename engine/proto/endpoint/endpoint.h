@@ -211,6 +211,7 @@ struct PeerState {
   uint16_t endpoint = 0;
   bool answered = false;        // a ping of full length has been answered
   bool heard = false;           // a packet has arrived from it
+  bool left = false;            // it has said goodbye
   Nanos silence = 0;            // time since the last packet
   std::vector<uint64_t> begun;  // by lane: ids below it are known to have started there
 

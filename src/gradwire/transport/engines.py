@@ -230,9 +230,9 @@ class SharedEngine(Engine):
         native = self.native
         if native is None or os.getpid() != self.pid:
             return
-        if self._meeting is not None:
-            self._meeting.finish()
         native.close()
+        if self._meeting is not None:  # after that: peers need the goodbye, whatever the store does
+            self._meeting.close()
         self._totals = dict(native.counters())
         self._pool.stop()
         self.stager.stop()

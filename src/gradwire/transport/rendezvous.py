@@ -315,6 +315,18 @@ class Meeting:
                 if outcome is not None and outcome.why:
                     self._raise(outcome)
 
+    def workers_here(self) -> int:
+        """Returns how many workers wait in the newest meeting of this name; waits for none."""
+        with store_errors():
+            newest = self._peek(self._newest)
+            if newest is None:
+                return 0
+            meeting, workers, _ = newest.split()
+            first = f"{self._root}/{meeting}/0"
+            if self._peek(first) is not None:  # that meeting has begun, or failed
+                return 0
+            return sum(self._store.check([f"{first}/{rank}"]) for rank in range(int(workers)))
+
     def hurry(self) -> None:
         """Asks the others to publish in the next exchange now, whatever they still wait for."""
         with store_errors():
@@ -337,23 +349,10 @@ class Meeting:
         self._left = True
         with contextlib.suppress(Exception):
             if self._store.add(self._key(LEFT), 1) == self.endpoints:
-                for what in (*range(self._next), HURRY, FINISHED, LEFT):
+                for what in (*range(self._next), HURRY, LEFT):
                     self._store.delete_key(self._key(what))
                 if self._peek(self._newest) == self._opening():
                     self._store.delete_key(self._newest)
-
-    def finish(self) -> None:
-        """Publishes that this worker no longer needs the servers, and leaves.
-
-        Errors of the store are dropped.
-        """
-        with contextlib.suppress(Exception):
-            self._store.add(self._key(FINISHED), 1)
-        self.close()
-
-    def all_finished(self) -> bool:
-        """Returns whether no worker needs the servers any longer."""
-        return self._store.add(self._key(FINISHED), 0) >= self.workers
 
     def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
         """Makes an error that names the endpoints at fault."""
@@ -376,7 +375,7 @@ class Meeting:
                 with contextlib.suppress(RuntimeError):  # the store's would hide why this failed
                     self._remove(earlier)
             return
-        outcome = self._follow(Wait(timeout_s, self._awaiting_first))
+        outcome = self._follow(Wait(timeout_s, self._awaiting))
         if outcome.why:
             self._raise(outcome)
         self._next = 1
@@ -613,19 +612,17 @@ class Meeting:
                 self._store.delete_key(f"{prefix}/{number}")
             elif number:  # that of number 0 is also removed by those who had followed this id
                 break
-        for what in (HURRY, FINISHED, LEFT):
+        for what in (HURRY, LEFT):
             self._store.delete_key(f"{prefix}/{what}")
 
     def _awaiting(self) -> str:
-        return f"{self.describe([self.endpoint])} waits for {self.describe(self._absent() or [0])}"
-
-    def _awaiting_first(self) -> str:
-        return f"{self.describe([self.endpoint])} waits for {self.describe([0])}"
+        absent = self._absent() if self._id else []  # no id: nobody has seen endpoint 0 yet
+        return f"{self.describe([self.endpoint])} waits for {self.describe(absent or [0])}"
 
 
 MISSING = "?"
 """Stands for a missing value in compare_set; no value of a meeting equals it."""
-HURRY, FINISHED, LEFT, REFUSED = "hurry", "finished", "left", "refused"
+HURRY, LEFT, REFUSED = "hurry", "left", "refused"
 LINGER_S = 5.0
 """Seconds for which a failed endpoint stays at most, until the others have read of it."""
 ANSWER_S = 1.0

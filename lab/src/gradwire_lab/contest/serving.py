@@ -44,7 +44,7 @@ class ServerThread:
             group: theirs.
         """
         self._store = store
-        self._place = {"workers": workers, "index": index}
+        self._workers, self._index = workers, index
         patience = max(settings.rendezvous_timeout, _MEETING_SECONDS)
         self._settings = replace(settings, rendezvous_timeout=patience)
         self._group = group
@@ -59,7 +59,8 @@ class ServerThread:
         try:
             serve(
                 self._store,
-                **self._place,
+                workers=self._workers,
+                index=self._index,
                 settings=self._settings,
                 stop=self._stop,
                 group=self._group,
@@ -72,9 +73,7 @@ class ServerThread:
         if self._failure is not None:
             raise self._failure
         if not self._thread.is_alive() and not self._stop.is_set():
-            raise GradwireError(
-                f"server {self._place['index']} has ended: it lost the store, or all workers left"
-            )
+            raise GradwireError(f"server {self._index} has ended: all workers have left")
 
     def close(self) -> None:
         """Stop serving. May be called again."""
