@@ -101,6 +101,7 @@ def test_the_pods_of_the_manifest_find_each_other() -> None:
     assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"]
     assert pod["restartPolicy"] in ("Never", "OnFailure")  # what a Job allows
+    assert pod["enableServiceLinks"] is False  # variables GRADWIRE_… of Services are no settings
     (container,) = pod["containers"]
     command = container["command"]
     given = dict(part.split("=") for part in command if part.startswith("--"))

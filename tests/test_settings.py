@@ -52,6 +52,45 @@ def test_variables_convert_to_what_a_setting_takes() -> None:
         Settings.build(environment={"GRADWIRE_HOSTS": "true"})
 
 
+def service(name: str) -> dict[str, str]:
+    """What kubelet sets in every pod of a namespace that has a Service of this name."""
+    prefix = name.upper().replace("-", "_")
+    url = "tcp://10.96.3.7:29500"
+    return {
+        f"{prefix}_SERVICE_HOST": "10.96.3.7",
+        f"{prefix}_SERVICE_PORT": "29500",
+        f"{prefix}_SERVICE_PORT_STORE": "29500",
+        f"{prefix}_PORT": url,
+        f"{prefix}_PORT_29500_TCP": url,
+        f"{prefix}_PORT_29500_TCP_PROTO": "tcp",
+        f"{prefix}_PORT_29500_TCP_PORT": "29500",
+        f"{prefix}_PORT_29500_TCP_ADDR": "10.96.3.7",
+    }
+
+
+@pytest.mark.parametrize("name", ["gradwire", "gradwire-server", "gradwire-server-0"])
+def test_the_variables_of_a_kubernetes_service_are_no_settings(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    links = service(name)
+    for _ in range(2):
+        _, settings = configure("dblp", {}, {**links, "GRADWIRE_SEED": "3"})
+    assert (settings.port, settings.seed) == (0, 3)
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "gradwire"]  # once a process
+    assert all(variable in line for variable in links)
+
+
+def test_what_only_resembles_a_service_is_still_refused() -> None:
+    for variable, value in {
+        "GRADWIRE_SERVICE": "x",
+        "GRADWIRE_SERVER_PORT": "29500",
+        "GRADWIRE_PORT": "http://10.96.3.7",
+    }.items():
+        with pytest.raises(ConfigError) as raised:
+            configure("dblp", {}, {variable: value})
+        assert (raised.value.setting, raised.value.value) == (variable, value)
+
+
 def test_top_k_without_feedback_is_an_error() -> None:
     for options in ({}, {"error_feedback": False}):
         with pytest.raises(ConfigError, match="compress='topk' with error_feedback off"):

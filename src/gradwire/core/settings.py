@@ -8,7 +8,10 @@ allowed.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +23,17 @@ from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.loss_runs import runs_possible, shortest_run
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
-__all__ = ["PREFIX", "Settings", "from_environment", "ports_of", "setting_names"]
+__all__ = [
+    "PREFIX",
+    "Settings",
+    "check_environment",
+    "from_environment",
+    "ports_of",
+    "service_links",
+    "setting_names",
+]
+
+log = logging.getLogger("gradwire")
 
 PREFIX = "GRADWIRE_"
 """The prefix of the environment variables' names."""
@@ -28,6 +41,13 @@ PREFIX = "GRADWIRE_"
 FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
 """Prefixes of variables that belong to gradwire's own tools and are no settings."""
 
+
+_SERVICE = re.compile(
+    r"GRADWIRE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?"
+    r"|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_PORT = re.compile(r"GRADWIRE(_[A-Z0-9_]+)?_PORT")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
 
 LAST_PORT = 65535
 PORT = int | str | tuple[int, int]
@@ -347,13 +367,38 @@ def from_environment(
     for name, hint in hints.items():
         variable = PREFIX + name.upper()
         text = variables.get(variable, "").strip()
-        if text:
+        if text and not _links_service(variable, text):
             found[name] = _convert(variable, text, hint)
     return found
 
 
+def service_links(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Returns the names of the variables by which Kubernetes announces a Service.
+
+    A pod gets them for every Service of its namespace, one named `gradwire` or `gradwire-…`
+    included, unless its spec has `enableServiceLinks: false`. They are no settings.
+
+    Args:
+        environment: Environment variables; None for os.environ.
+    """
+    variables = os.environ if environment is None else environment
+    return [variable for variable, text in variables.items() if _links_service(variable, text)]
+
+
+def _links_service(variable: str, text: str) -> bool:
+    """Returns whether a variable has the shape of a service link.
+
+    GRADWIRE_PORT is one as well as a setting, so that its value decides.
+    """
+    if _SERVICE.fullmatch(variable):
+        return True
+    return bool(_SERVICE_PORT.fullmatch(variable) and _SERVICE_URL.fullmatch(text.strip()))
+
+
 def check_environment(known: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
     """Checks that each variable GRADWIRE_* names a setting; raises ConfigError for a misspelt one.
+
+    Kubernetes' service links are ignored, with one line in the log of a process.
 
     Args:
         known: Names of the settings and options.
@@ -361,8 +406,13 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
     """
     variables = os.environ if environment is None else environment
     allowed = [PREFIX + name.upper() for name in known]
+    links = service_links(variables)
+    if links:
+        _log_links(tuple(links))
     for variable in variables:
         if not variable.startswith(PREFIX) or variable.startswith(FREE_PREFIXES):
+            continue
+        if variable in links:
             continue
         if variable not in allowed:
             near = suggestion(variable, allowed)
@@ -372,6 +422,16 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
                 value=variables[variable],
                 allowed=near.strip(" ()"),
             )
+
+
+@functools.cache
+def _log_links(links: tuple[str, ...]) -> None:
+    """Logs the service links that are ignored; the same ones once in a process."""
+    log.warning(
+        "ignored: %s, by which Kubernetes announces a Service, and which are no settings; "
+        "enableServiceLinks: false in the pod's spec leaves them out",
+        ", ".join(links),
+    )
 
 
 def _convert(variable: str, text: str, hint: object) -> object:
