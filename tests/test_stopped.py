@@ -20,12 +20,12 @@ if torch.__version__ < "2.9":
 RESETS = hasattr(torch.distributed.fsdp.FSDPModule, "reset_iter_state")
 
 
-def wrapped(wrapper: str, net: Any) -> Any:
+def wrapped(wrapper: str, net: Any, **options: Any) -> Any:
     if wrapper == "ddp":
         return wrap(net)
     for layer in (net[0], net[2]):
-        fully_shard(layer)
-    return fully_shard(net)
+        fully_shard(layer, **options)
+    return fully_shard(net, **options)
 
 
 def loss_of(net: nn.Module, rank: int, step: int) -> torch.Tensor:
@@ -88,3 +88,51 @@ def goes_on_after_a_failure(rank: int, world: int, wrapper: str, first: str) -> 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_failure_is_raised_by_all_that_follows(two: Ranks, wrapper: str, first: str) -> None:
     two.run(goes_on_after_a_failure, wrapper=wrapper, first=first)
+
+
+def bad_batch(_: torch.Tensor) -> None:
+    raise ZeroDivisionError("a bad batch")
+
+
+def loses_a_batch(rank: int, world: int, here: list[int], resets: bool) -> None:
+    """An exception of the user's own ends a backward pass on these ranks, whose loops go on."""
+    # Without gathers in the backward pass, in which a rank would wait for the others in Gloo.
+    net = wrapped("fully_shard", model(), reshard_after_forward=False)
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    attachment = gradwire.attach(net, "reliable", timeout=300.0)
+    loss_of(net, rank, 0).backward()
+    ours.step()
+    before = stepped(ours)
+    ours.zero_grad()
+    out = net(batch(rank, 1))
+    if rank in here:
+        out.register_hook(bad_batch)
+        with pytest.raises(ZeroDivisionError):
+            out.sum().backward()
+        if not resets:
+            for use in (ours.step, lambda: net(batch(rank, 2)), ours.step):
+                refused(use)
+    else:  # waits for the others' gradients, and hears why they do not come
+        with pytest.raises(RuntimeError, match="rank 0 reports"):
+            out.sum().backward()
+        error = refused(lambda: net(batch(rank, 2)))
+        assert isinstance(error, gradwire.TransferError)
+        assert error.rank == 0
+    if resets:
+        net.reset_iter_state()
+        loss_of(net, rank, 2).backward()
+        ours.step()
+        assert attachment.step == 2
+    assert torch.equal(before, stepped(ours)) is not resets
+    attachment.detach()
+
+
+@pytest.mark.skipif("fully_shard" not in WRAPPERS, reason="needs torch 2.9")
+@pytest.mark.parametrize("here", [[0], [0, 1]], ids=["one rank", "all ranks"])
+def test_torch_is_not_left_half_way_through_a_pass(here: list[int], two: Ranks) -> None:
+    two.run(loses_a_batch, here=here, resets=False)
+
+
+@pytest.mark.skipif(not RESETS, reason="needs a torch with reset_iter_state")
+def test_all_ranks_go_on_after_an_error_of_their_own_once_torch_is_reset(two: Ranks) -> None:
+    two.run(loses_a_batch, here=[0, 1], resets=True)

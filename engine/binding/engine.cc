@@ -313,6 +313,8 @@ void bind_engine(nb::module_& module) {
              if (!failure) return std::nullopt;
              return failure;
            })
+      .def(
+          "fail", [](Engine& engine, const std::string& why) { engine.loop().fail(why); }, "why"_a)
       .def("leave_to_parent", [](Engine& engine) { engine.loop().leave_to_parent(); })
       .def("close", [](Engine& engine) {
         const nb::gil_scoped_release release;

@@ -91,6 +91,7 @@ struct Loop::Impl {
   std::condition_variable changed;
   std::vector<OpSpec> to_start;
   std::optional<DropOptions> new_drop;
+  std::optional<std::string> given_up;  // why the caller wants the endpoint to fail
   bool close_wanted = false;
   bool snapshot_wanted = false;
   uint64_t snapshots = 0;
@@ -264,6 +265,11 @@ Failure Loop::failure() const {
   return impl_->failure;
 }
 
+void Loop::fail(const std::string& why) {
+  if (impl_->owner != ::getpid()) return;
+  impl_->push_command([&] { impl_->given_up = why; });
+}
+
 void Loop::close() {
   Impl& impl = *impl_;
   if (impl.owner != ::getpid()) return;
@@ -331,6 +337,7 @@ void Loop::Impl::serve() {
 // Takes the callers' commands; true when one gives the endpoint something to do.
 bool Loop::Impl::take_commands() {
   std::vector<OpSpec> specs;
+  std::optional<std::string> why;
   bool close_now = false;
   {
     const std::lock_guard lock(mutex);
@@ -338,6 +345,7 @@ bool Loop::Impl::take_commands() {
     specs.swap(to_start);
     if (new_drop) drop = Drop(*new_drop);
     new_drop.reset();
+    why.swap(given_up);
     close_now = close_wanted && !closing;
     if (snapshot_wanted) publish();
   }
@@ -355,13 +363,14 @@ bool Loop::Impl::take_commands() {
     reports.push_back(std::move(report));
     changed.notify_all();
   }
+  if (why) endpoint->fail(*why, monotonic_now());
   if (close_now) {
     closing = true;
     const Nanos now = monotonic_now();
     give_up_at = now + std::max(kLinger, config.peer_timeout) + kSecond / 2;
     endpoint->close(now, kLinger);
   }
-  return close_now || !specs.empty();
+  return close_now || why || !specs.empty();
 }
 
 // Sleeps until there is something to do; true when there is something to receive.

@@ -60,6 +60,9 @@ class Loop {
   Snapshot snapshot();
   Failure failure() const;
 
+  // Fails the endpoint for a reason of the caller's, which the peers are told.
+  void fail(const std::string& why);
+
   // Closes the endpoint, joins the thread and fails open ops. Any thread may call it, and more than
   // once.
   void close();

@@ -471,6 +471,14 @@ BREAKS = (
     ),
     Break(
         6,
+        "an engine that its user stops goes without a word",
+        "engine/io/loop.cc",
+        "if (why) endpoint->fail(*why, monotonic_now());",
+        "",
+        "engine/tests/test_io_engine.py",
+    ),
+    Break(
+        6,
         "packets of ops to come keep the next op out",
         PROTO + "endpoint/messages.cc",
         "const bool next = op_id == next_admitted(op_id);",

@@ -93,6 +93,22 @@ def test_the_bytes_are_those_of_the_fabric() -> None:
         assert same_bits(all_reduce(engines, 0, plan(50_000), values)[2], fabric.result(2, 0))
 
 
+def test_an_engine_that_its_user_stops_tells_the_peers_why() -> None:
+    with job(3) as engines:
+        values = gradients(3, 50_000)
+        for worker in (0, 2):
+            engines[worker].all_reduce(op=0, step=7, plan=plan(50_000), data=values[worker])
+        engines[1].fail("enough")
+        for worker in (0, 2):
+            done = engines[worker].next_completion(20 * SECOND)
+            assert done is not None
+            assert not done.ok
+            assert (done.error_rank, done.error_cause) == (1, "engine")
+            assert "enough" in done.error
+        with pytest.raises(RuntimeError, match="enough"):
+            engines[1].all_reduce(op=0, step=7, plan=plan(50_000), data=values[1])
+
+
 @pytest.mark.parametrize("burst", [1.0, 8.0])
 def test_injected_loss_is_recovered_or_spent(burst: float) -> None:
     with job(3) as engines:

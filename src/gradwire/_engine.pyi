@@ -308,6 +308,8 @@ class Engine:
         """
     def failure(self) -> Failure | None:
         """Returns why the engine can no longer serve, such as a dead peer; None while it can."""
+    def fail(self, why: str) -> None:
+        """Fails the engine for a reason of the caller's, which the peers are told."""
     def leave_to_parent(self) -> None:
         """Closes the socket in a forked child, so that the parent's close ends it."""
     def close(self) -> None:

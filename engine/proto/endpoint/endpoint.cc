@@ -225,6 +225,10 @@ std::vector<PeerState> Endpoint::peers(Nanos now) const {
                        now - p->life.last_heard, p->started.by_lane()});
   return found;
 }
+void Endpoint::fail(const std::string& why, Nanos now) {
+  impl_->fail({why, impl_->config.endpoint}, now);
+}
+
 const Failure& Endpoint::failure() const {
   return impl_->failure;
 }

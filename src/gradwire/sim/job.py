@@ -121,6 +121,10 @@ class VirtualEngine(Engine):
             "a virtual network loses what its links lose: Job.uplinks(Link(loss=…))"
         )
 
+    def fail(self, why: str) -> None:
+        """Refuses: in virtual time nothing but the network stops a rank (`Fabric.kill`)."""
+        raise GradwireError(f"a virtual rank cannot stop by itself ({why}): Fabric.kill(rank)")
+
     def forget(self) -> None:
         """Does nothing: the engine lives as long as its fabric."""
 

@@ -841,8 +841,12 @@ class GradientPipeline:
             raise stopped
 
     def fail(self, error: BaseException) -> None:
-        """Stops this pipeline for good, unless it has stopped before."""
-        self._fail(self._running, error)
+        """Stops this pipeline for good, and the other ranks with it, unless it has stopped."""
+        if self._failure is None:
+            self._fail(self._running, error)
+            known = isinstance(error, (GradwireError, ConfigError))
+            what = str(error) if known else f"{type(error).__name__}: {error}"
+            self.communicator.fail(f"step {self._step}: {what}")
 
     def _fail(self, step: Step | None, error: BaseException) -> None:
         """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""

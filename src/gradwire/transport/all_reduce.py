@@ -224,6 +224,9 @@ class Engine(Protocol):
     def set_drop(self, rate: float, burst: float, seed: int) -> None:
         """Injects loss of DATA packets in the receive path."""
 
+    def fail(self, why: str) -> None:
+        """Stops the engine for a reason of the caller's, which the other ranks are told."""
+
     def forget(self) -> None:
         """Notes that a communicator is garbage; the engine stays open for the next one."""
 

@@ -442,6 +442,15 @@ class Communicator(Connected):
         if self.engine is not None:
             self.engine.set_drop(rate, burst, seed)
 
+    def fail(self, why: str) -> None:
+        """Stops the engine, so that every transfer fails on all ranks.
+
+        Args:
+            why: The reason, which the errors of all ranks give.
+        """
+        if self.engine is not None:
+            self.engine.fail(why)
+
     def let_go(self) -> None:
         """Closes the communicator, but not an engine that is used with servers. Idempotent.
 

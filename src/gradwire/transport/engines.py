@@ -208,6 +208,12 @@ class SharedEngine(Engine):
         if self.native is not None:
             self.native.set_drop(rate, burst, seed)
 
+    def fail(self, why: str) -> None:
+        """Stops the engine for a reason of the caller's, which the other ranks are told."""
+        native = self.native
+        if native is not None and os.getpid() == self.pid:
+            native.fail(why)
+
     def forget(self) -> None:
         """Notes that a communicator is garbage; the engine stays open for the next one."""
         if os.getpid() == self.pid:
