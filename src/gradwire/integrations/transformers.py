@@ -20,7 +20,7 @@ __all__ = ["GradwireCallback"]
 
 
 class GradwireCallback(TrainerCallback):
-    """Attaches gradwire to the DDP module that a Trainer makes, logs its report, saves its state.
+    """Attaches gradwire to the module that a Trainer wraps, logs its report, saves its state.
 
     The report goes with the Trainer's own logs, hence to all of its reporters. The state of each
     rank goes into the folder of each checkpoint, beside the Trainer's own file of random numbers,
