@@ -32,9 +32,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(
         net, torch.optim.AdamW(net.parameters(), lr=1e-3), DataLoader(rows, batch_size=16)
     )
-    attachment = gradwire.attach(
-        model, "mlt", p=0.05, error_feedback=True, optimizer=optimizer, scaler=accelerator.scaler
-    )
+    attachment = gradwire.attach(model, optimizer=optimizer, scaler=accelerator.scaler)
     # Every rank saves and loads its own, beside what Accelerate saves.
     accelerator.register_save_state_pre_hook(lambda *to: checkpoints.save(attachment, to[-1]))
     accelerator.register_load_state_pre_hook(lambda *to: checkpoints.load(attachment, to[-1]))
@@ -45,7 +43,8 @@ def main() -> None:
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        accelerator.print(f"{loss.item():.3f}, {attachment.report().delivered:.1%} delivered")
+        waited = attachment.report().exposed_s
+        accelerator.print(f"loss {loss.item():.3f}, waited {waited * 1e3:.1f} ms")
     accelerator.save_state(options.folder)
     attachment.detach()
     accelerator.end_training()

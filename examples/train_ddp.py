@@ -4,8 +4,10 @@
     torchrun --nproc-per-node 2 examples/train_ddp.py --policy reliable --steps 200
     torchrun --nproc-per-node 2 examples/train_ddp.py --policy none        # DDP as it is, over TCP
 
-On several hosts start it as torchrun is always started (--nnodes, --node-rank, --master-addr, …);
-GRADWIRE_INTERFACE chooses the network where a host has several.
+Every tenth step prints the loss, how long the step waited for the network when nothing was left to
+compute, and how much of this worker's gradients was left out, where any was. On several hosts start
+it as torchrun is always started (--nnodes, --node-rank, --master-addr, …); GRADWIRE_INTERFACE
+chooses the network where a host has several.
 """
 
 import argparse
@@ -133,13 +135,14 @@ def main() -> None:
             line = f"step {step:4d}  loss {loss.item():.3f}"
             if attachment is not None:
                 report = attachment.report()
-                line += (
-                    f"  {report.phase}  bound {report.bound:.3f}  delivered {report.delivered:.3f}"
-                    f"  communication {report.comm_s * 1e3:.1f} ms"
-                )
+                line += f"  waited {report.exposed_s * 1e3:.1f} ms"
+                if report.delivered < 1.0:
+                    line += f"  left out {1.0 - report.delivered:.1%}, up to {report.bound:.1%} may"
             print(line, flush=True)
     if rank == 0:
         print(f"{options.steps / (time.perf_counter() - begun):.2f} steps/s")
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+            print("All ranks ran on this machine, so this says nothing of how a network would do.")
     if attachment is not None:
         attachment.detach()
     dist.destroy_process_group()

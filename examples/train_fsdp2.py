@@ -1,6 +1,6 @@
 """A small transformer on bytes of this file, sharded by fully_shard; one line adopts gradwire.
 
-torchrun --nproc-per-node 2 examples/train_fsdp2.py --policy dblp
+torchrun --nproc-per-node 2 examples/train_fsdp2.py
 torchrun --nproc-per-node 2 examples/train_fsdp2.py --policy none      # FSDP2 as it is
 """
 
@@ -32,7 +32,7 @@ class Model(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
         for block in self.blocks:
             x = block(x, src_mask=mask, is_causal=True)
-        return self.head(x)
+        return self.head(x.flatten(0, 1))
 
 
 def main() -> None:
@@ -56,12 +56,14 @@ def main() -> None:
         starts = torch.randint(len(text) - CONTEXT - 1, (8,), generator=chance)
         rows = torch.stack([text[at : at + CONTEXT + 1] for at in starts.tolist()])
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        loss = F.cross_entropy(model(rows[:, :-1]), rows[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         if dist.get_rank() == 0 and (step % 10 == 0 or step == options.steps - 1):
-            delivered = attachment.report().delivered if attachment else 1.0
-            print(f"step {step:3d}  loss {loss.item():.3f}  delivered {delivered:.3f}", flush=True)
+            line = f"step {step:3d}  loss {loss.item():.3f}"
+            if attachment is not None:
+                line += f"  waited {attachment.report().exposed_s * 1e3:.1f} ms"
+            print(line, flush=True)
     if attachment is not None:
         attachment.detach()
     dist.destroy_process_group()

@@ -46,7 +46,7 @@ def main() -> None:
         log_every_n_steps=2,
         logger=CSVLogger(options.folder, version=options.epochs),
         callbacks=[
-            GradwireCallback("mlt", p=0.05, error_feedback=True),
+            GradwireCallback(),
             lightning.pytorch.callbacks.ModelCheckpoint(options.folder, save_last=True),
         ],
     )

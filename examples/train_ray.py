@@ -21,7 +21,7 @@ def loop(settings: dict) -> None:
     torch.manual_seed(0)
     model = prepare_model(nn.Sequential(nn.Linear(64, 500), nn.ReLU(), nn.Linear(500, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    attachment = gradwire.attach(model, "mlt", p=0.05, error_feedback=True, optimizer=optimizer)
+    attachment = gradwire.attach(model, optimizer=optimizer)
     begin = 0
     if checkpoint := ray.train.get_checkpoint():
         with checkpoint.as_directory() as folder:
@@ -37,7 +37,7 @@ def loop(settings: dict) -> None:
         loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
         loss.backward()
         optimizer.step()
-        report = {"loss": loss.item(), "delivered": attachment.report().delivered}
+        report = {"loss": loss.item(), "waited_s": attachment.report().exposed_s}
         if (step + 1) % 2:
             ray.train.report(report)
             continue

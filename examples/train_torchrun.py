@@ -51,7 +51,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(64, 500), nn.ReLU(), nn.Linear(500, 8))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    attachment = gradwire.attach(model, "mlt", p=0.2, error_feedback=True, optimizer=optimizer)
+    attachment = gradwire.attach(model, optimizer=optimizer)
     loss_of(model, rank, 0).backward()  # DDP arranges its buckets anew after the first pass
     begin = newest(options.folder, rank)
     if begin:
@@ -61,14 +61,16 @@ def main() -> None:
         attachment.load_state_dict(saved["gradwire"])
     for step in range(begin, options.steps):
         optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
+        loss = loss_of(model, rank, step)
+        loss.backward()
         optimizer.step()
         if (step + 1) % EVERY == 0:
             states = {"net": net, "optimizer": optimizer, "gradwire": attachment}
             state = {name: each.state_dict() for name, each in states.items()}
             save(options.folder, rank, step + 1, state)
         if rank == 0:
-            print(f"step {step}: {attachment.report().delivered:.1%} delivered", flush=True)
+            waited = attachment.report().exposed_s
+            print(f"step {step}: loss {loss.item():.3f}, waited {waited * 1e3:.1f} ms", flush=True)
     attachment.detach()
     dist.destroy_process_group()
 

@@ -31,13 +31,14 @@ def main() -> None:
         save_steps=4,
         disable_tqdm=True,
         report_to="none",
+        ddp_find_unused_parameters=False,
     )
     trainer = Trainer(
         GPT2LMHeadModel(config),
         arguments,
         train_dataset=[{"input_ids": row, "labels": row} for row in tokens],
     )
-    trainer.add_callback(GradwireCallback(trainer, "mlt", p=0.05, error_feedback=True))
+    trainer.add_callback(GradwireCallback(trainer))
     trainer.train(resume_from_checkpoint=options.resume or None)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,29 @@ def test_every_example_is_on_a_page_and_has_short_lines() -> None:
             assert f"`examples/{path.name}`" in pages, path
             lines = path.read_text().splitlines()
             assert all(len(line) <= 100 for line in lines), path
+
+
+def test_the_first_example_frightens_nobody_on_one_machine(tmp_path: Path) -> None:
+    """It prints no share of anything, and tries no encoding that could not win over loopback."""
+    report = tmp_path / "steps.jsonl"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(EXAMPLES / "train_ddp.py")]
+    done = subprocess.run(
+        [*command, "--steps", "21", "--batch", "4", "--report", str(report)],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    printed = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(printed) == 3
+    assert "%" not in done.stdout
+    assert "on this machine" in done.stdout
+    shares = [json.loads(line)["encoded_share"] for line in report.read_text().splitlines()]
+    assert len(shares) == 21
+    assert sum(share != 1.0 for share in shares) <= 3
 
 
 def test_the_slurm_script_parses_and_calls_torchrun() -> None:

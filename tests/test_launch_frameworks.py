@@ -19,12 +19,14 @@ from own_state import own_state
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EAGER = {"GRADWIRE_POLICY": "mlt", "GRADWIRE_P": "0.05", "GRADWIRE_ERROR_FEEDBACK": "true"}
+"""A policy that leaves something out on a quiet network, too, and owes it."""
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def needs(framework: str) -> None:
     if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"{framework} is not installed (pip install 'gradwire[integrations]')")
+        pytest.skip(f"{framework} is not installed (pip install '.[integrations]')")
 
 
 def python(*arguments: object, **variables: str) -> str:
@@ -58,9 +60,9 @@ def files(folder: Path) -> list[dict[str, Any]]:
 def test_transformers(tmp_path: Path) -> None:
     needs("transformers")
     run = (*TORCHRUN, EXAMPLES / "train_transformers.py", tmp_path)
-    python(*run, "--steps", 4)
+    python(*run, "--steps", 4, **EAGER)
     check_states(files(tmp_path / "checkpoint-4"), 4)
-    output = python(*run, "--steps", 8, "--resume")
+    output = python(*run, "--steps", 8, "--resume", **EAGER)
     check_states(files(tmp_path / "checkpoint-8"), 8)  # it went on from step 4
     assert "'loss': " in output  # the Trainer's own lines are still there
     state = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())
@@ -72,7 +74,7 @@ def test_transformers(tmp_path: Path) -> None:
     # With another number of ranks what is owed belongs to nobody.
     (tmp_path / "checkpoint-8" / "gradwire-1-of-2.pt").unlink()
     with pytest.raises(AssertionError, match=r"no state of gradwire for ranks \[1\] of 2"):
-        python(*run, "--steps", 12, "--resume")
+        python(*run, "--steps", 12, "--resume", **EAGER)
 
 
 def test_transformers_left_alone(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_lightning(tmp_path: Path) -> None:
     needs("lightning")
     example = EXAMPLES / "train_lightning.py"
     for epochs, more in ((2, []), (4, ["--resume"])):
-        python(example, tmp_path, "--epochs", epochs, *more)
+        python(example, tmp_path, "--epochs", epochs, *more, **EAGER)
         saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
         check_states(saved["callbacks"]["GradwireCallback"]["ranks"], 4 * epochs)
     with (tmp_path / "lightning_logs" / "version_4" / "metrics.csv").open() as file:
@@ -104,9 +106,9 @@ def test_accelerate(tmp_path: Path) -> None:
     needs("accelerate")
     run = (*TORCHRUN, EXAMPLES / "train_accelerate.py", tmp_path)
     for steps, more in ((4, []), (8, ["--resume", "--compile"])):
-        output = python(*run, *more)
+        output = python(*run, *more, **EAGER)
         check_states(files(tmp_path), steps)
-        assert output.count("% delivered") == 4
+        assert output.count(", waited ") == 4
 
 
 RAY = """
@@ -121,7 +123,7 @@ cluster.add_node(num_cpus=2)
 ray.init(address=cluster.address)
 example = runpy.run_path(sys.argv[1])
 result = example["train"](sys.argv[2])
-print("result", result.checkpoint.path, result.metrics["delivered"], flush=True)
+print("result", result.checkpoint.path, flush=True)
 ray.shutdown()
 cluster.shutdown()
 """
@@ -132,8 +134,6 @@ def test_ray_train_on_two_nodes(tmp_path: Path) -> None:
     (tmp_path / "cluster.py").write_text(RAY)
     example = EXAMPLES / "train_ray.py"
     patient = {"RAY_raylet_start_wait_time_s": "240", "RAY_USAGE_STATS_ENABLED": "0"}
-    output = python(tmp_path / "cluster.py", example, tmp_path, **patient)
+    output = python(tmp_path / "cluster.py", example, tmp_path, **patient, **EAGER)
     (line,) = [line for line in output.splitlines() if line.startswith("result ")]  # of many
-    _, folder, delivered = line.split()
-    assert 0.9 < float(delivered) < 1.0
-    check_states(files(Path(folder)), 6)
+    check_states(files(Path(line.split()[1])), 6)
