@@ -112,7 +112,7 @@ class GradientPipeline:
         policy: See above.
         settings: See above.
         number: See above.
-        when_stopped: Called once, on any thread, when a failure stops the pipeline.
+        when_stopped: Called once, on any thread, when a step has failed.
     """
 
     def __init__(
@@ -173,6 +173,7 @@ class GradientPipeline:
         self._owing = False  # whether any rank may owe something, as all ranks know from the plans
         self._grad_scale = 1.0
         self._failure: BaseException | None = None
+        self._step_lost = False  # the failure met a step, or a later one was refused
         # Results of the last step begun that nobody has waited for yet.
         self._awaited: collections.deque[threading.Event] = collections.deque()
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
@@ -446,7 +447,7 @@ class GradientPipeline:
         stopped = self.stopped()
         if stopped is not None:
             self._awaited = collections.deque()
-            return failed(bucket.buffer(), stopped)
+            return self._refuse(bucket, stopped)
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
@@ -777,7 +778,7 @@ class GradientPipeline:
         actions = step.end.handle(event)
         for action in actions:
             if isinstance(action, step_end.Fail):
-                self._stop_at(action.error)
+                self._stop_at(action.error, in_step=True)
             elif isinstance(action, step_end.Fold):
                 self._running = None
         return actions
@@ -835,8 +836,11 @@ class GradientPipeline:
         return GradwireError(text)
 
     def check(self, more: str = "") -> None:
-        """Raises the error that `stopped` returns."""
-        stopped = self.stopped(more)
+        """Raises the error that `stopped` returns, if a step has failed.
+
+        A rank that leaves between two steps stops the pipeline, and the step before is whole.
+        """
+        stopped = self.stopped(more) if self._step_lost else None
         if stopped is not None:
             raise stopped
 
@@ -848,19 +852,32 @@ class GradientPipeline:
             what = str(error) if known else f"{type(error).__name__}: {error}"
             self.communicator.fail(f"step {self._step}: {what}")
 
-    def _fail(self, step: Step | None, error: BaseException) -> None:
-        """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""
+    def _fail(self, step: Step | None, error: BaseException, *, in_step: bool = True) -> None:
+        """Stops this pipeline, and hands the results that a step holds back to DDP as failed.
+
+        Args:
+            step: The step, where one is running.
+            error: Why.
+            in_step: Whether a step fails by it.
+        """
         if step is not None:
             self._go_on(step, step_end.Failed(error))
             return
         with self._mutex:
-            self._stop_at(error)
+            self._stop_at(error, in_step=in_step)
 
-    def _stop_at(self, error: BaseException) -> None:
+    def _stop_at(self, error: BaseException, *, in_step: bool) -> None:
         """Notes the first failure; the caller holds the mutex."""
-        if self._failure is None:
-            self._failure = error
+        self._failure = self._failure or error
+        if in_step and not self._step_lost:
+            self._step_lost = True
             self.when_stopped()
+
+    def _refuse(self, bucket: Bucket, stopped: GradwireError) -> torch.futures.Future[torch.Tensor]:
+        """Answers a bucket that comes after a failure."""
+        with self._mutex:
+            self._stop_at(stopped, in_step=True)
+        return failed(bucket.buffer(), stopped)
 
     def _fold(self, step: Step) -> None:
         """Folds the ballots of a step whose buckets are done."""

@@ -25,7 +25,7 @@ from gradwire.training.hosts.messages import Failed
 from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.training.staging import Stage, StagePool, failed
+from gradwire.training.staging import Stage, StagePool
 from gradwire.training.step import Awaited
 from gradwire.transport.threads import Stager
 
@@ -112,12 +112,12 @@ class SharingPipeline(GradientPipeline):
         assert scatter is None
         stopped = self.stopped()
         if stopped is not None:
-            return failed(bucket.buffer(), stopped)
+            return self._refuse(bucket, stopped)
         try:
             handed = self._hand(bucket, joined)
         except GradwireError as error:
             self._stop(error)
-            return failed(bucket.buffer(), error)
+            return self._refuse(bucket, error)
         except BaseException as error:
             self._stop(error)
             raise
@@ -296,7 +296,7 @@ class SharingPipeline(GradientPipeline):
             self._send_failure(Failed.of(cause))
         with self._mutex:
             running = self._running
-        self._fail(running, cause)
+        self._fail(running, cause, in_step=bool(lost))
         for handed in lost:
             handed.error = error if isinstance(error, Exception) else cause
             handed.rows = None
