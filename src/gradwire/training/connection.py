@@ -35,7 +35,7 @@ from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import load_engine
 from gradwire.transport.rendezvous import Meeting, agree
 
-__all__ = ["Connection", "no_op", "sizes", "vectors"]
+__all__ = ["Connection", "check_memory", "no_op", "sizes", "vectors"]
 
 log = logging.getLogger("gradwire")
 
@@ -142,7 +142,7 @@ class Connection:
         among_workers = workers.meeting("attach", settings.rendezvous_timeout)
         try:
             if seat.leads:
-                _check_memory(settings, self._largest, workers.world_size)
+                check_memory(settings, self._largest, workers.world_size)
             speaker = None if seat.leads else seat.ranks[0]
             communicator, number = _connect(workers, settings, among_workers, undo, speaker)
             number = share_number(meeting, number)
@@ -170,7 +170,7 @@ class Connection:
                     "servers serve the whole job; use route='sharded'",
                     beside=f"with a process group of {group.world_size} of the job's ranks",
                 )
-            _check_memory(self._settings, self._largest, group.world_size)
+            check_memory(self._settings, self._largest, group.world_size)
             self._prepare()  # a copy knows no names
             if group.rank == 0:
                 _name_alone(self._alone)
@@ -462,7 +462,7 @@ def _name_alone(names: list[str]) -> None:
         )
 
 
-def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
+def check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
     """Raises ConfigError where a transfer needs more memory than this rank's engine may hold.
 
     A parameter travels in one transfer, and every rank sums its share of it. What else DDP puts

@@ -26,7 +26,7 @@ from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.names import named_parameters, some_of
 from gradwire.policies import Policy
 from gradwire.training.bucket import ComparedLayout, Scatter
-from gradwire.training.connection import Connection
+from gradwire.training.connection import Connection, check_memory
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
 from gradwire.training.fsdp_passes import Passes
 from gradwire.training.guard import floor_of
@@ -201,6 +201,7 @@ class FullySharded(Connection):
             for group in self._groups:
                 group.check_types()
             self._note(known)
+            check_memory(self._settings, self._largest, self.pipeline.communicator.world_size)
             self._prepare()
             self._optimizers.check((name, known[name]) for name in names)
         except ConfigError as error:
