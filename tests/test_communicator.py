@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import queue
@@ -859,6 +860,23 @@ def test_a_store_that_does_not_answer_keeps_no_finalizer_waiting() -> None:
     for member in later:
         member.close()
     team.close()
+
+
+def test_an_engine_that_forgotten_communicators_keep_open_is_not_in_the_way_of_another_job() -> (
+    None
+):
+    """They are garbage in a cycle, as attached modules are, and nothing has collected them."""
+    gc.disable()
+    try:
+        forgotten: list[Any] = Team(2).members
+        forgotten.append(forgotten)
+        before = [engine_of(member) for member in forgotten[:2]]
+        del forgotten
+        later = Team(2)
+    finally:
+        gc.enable()
+    assert all(engine.native is None for engine in before)
+    later.close()
 
 
 class FakeEngine:

@@ -152,6 +152,28 @@ def test_the_last_detach_closes_the_engine_and_the_next_attach_opens_one() -> No
         ranks.run(frees)
 
 
+def in_no_time(rank: int, world: int) -> None:
+    """Garbage is not collected, which would take as long as the process has objects."""
+    first, second = wrap(model()), wrap(model())
+    collected: list[str] = []
+    gc.disable()
+    gc.callbacks.append(lambda phase, found: collected.append(phase))
+    try:
+        attachments = [gradwire.attach(module, "reliable") for module in (first, second)]
+        train(first, rank, range(2))
+        for attachment in attachments:
+            attachment.detach()
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
+    assert collected == []
+
+
+def test_modules_are_attached_and_detached_without_a_collection_of_garbage() -> None:
+    with Ranks(2) as ranks:
+        ranks.run(in_no_time)
+
+
 def kept_memory(rank: int, world: int) -> float:
     """What is left of an attachment that nobody holds, over the gradient's bytes."""
     ddp = DistributedDataParallel(model(width=3000), bucket_cap_mb=100)

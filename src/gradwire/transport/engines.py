@@ -4,7 +4,7 @@ An engine is opened by the first communicator of its group and closed with the l
 different times, so they agree whether the next communicator reuses an engine: where one rank has
 none, or another one than the others, all open a new one. A communicator that is garbage-collected
 closes nothing, because the time of the collection differs from rank to rank, and a peer may still
-be in a transfer.
+be in a transfer. Until then it counts as a user, and the engine stays open for the next one.
 """
 
 from __future__ import annotations
@@ -222,7 +222,6 @@ class SharedEngine(Engine):
 
     def leave(self) -> None:
         """Notes that a communicator was closed, and closes the engine with the last one."""
-        collect_forgotten()
         if os.getpid() == self.pid:
             self.forget()
             _drop_unused(self)
@@ -447,13 +446,13 @@ def _take(
 
 def _all_alike(meeting: rendezvous.Meeting, engine: SharedEngine | None) -> bool:
     """Returns whether all ranks would reuse the same engine, or all have none."""
+    own = str(0 if engine is None else engine.session)
+    if all(session == own for session in meeting.exchange(own)):
+        return True
     if engine is not None and engine.users > 1:
         collect_forgotten()
-    own = [0, False] if engine is None else [engine.session, engine.users > 1]
-    theirs = [json.loads(text) for text in meeting.exchange(json.dumps(own))]
-    if all(session == own[0] for session, _ in theirs):
-        return True
-    users = [rank for rank, (_, used) in enumerate(theirs) if used]
+    used = json.dumps(engine is not None and engine.users > 1)
+    users = [rank for rank, text in enumerate(meeting.exchange(used)) if json.loads(text)]
     if users:
         raise meeting.error(
             f"{meeting.describe(users)} still has an attachment over an engine that was closed, or "
@@ -485,9 +484,13 @@ def _open(
     settings: Settings,
 ) -> SharedEngine:
     rank, world_size = meeting.endpoint, meeting.workers
-    for old in list(_engines):  # engines of a store that is gone would keep port and threads
-        if (old.group, old.rank, old.world_size) == (group, rank, world_size):
-            _drop_unused(old)
+    # Engines of a store that is gone would keep port and threads.
+    alike = (group, rank, world_size)
+    stale = [old for old in _engines if (old.group, old.rank, old.world_size) == alike]
+    if any(old.users > 0 for old in stale):
+        collect_forgotten()
+    for old in stale:
+        _drop_unused(old)
     if settings.server_count:
         meeting = meet_servers(
             store,
@@ -533,8 +536,9 @@ Finalizers take it on whatever thread collects garbage, even on one that holds i
 def collect_forgotten() -> None:
     """Collects communicators that nobody refers to, which do not count as users of an engine.
 
-    Two collections are needed: a DDP module is garbage in a cycle, and its reducer, in C++, drops
-    what it holds only once the module is gone.
+    The time that it takes grows with the process's objects, so it is called only where a forgotten
+    communicator may be in the way. Two collections are needed: a DDP module is garbage in a cycle,
+    and its reducer, in C++, drops what it holds only once the module is gone.
     """
     gc.collect()
     gc.collect()
