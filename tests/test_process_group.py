@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import gc
 import os
 import subprocess
 import sys
@@ -312,9 +314,17 @@ def test_an_asynchronous_sum_returns_at_once(three: Ranks) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_callback_may_wait_where_a_collective_has_ended_as_it_started(fails: bool) -> None:
     """The sum of a lone member is over at once, and so is one whose group could not open."""
-    opening = EngineWork([], "the members' barrier")
+    opening = threading.Event()
+
+    @contextlib.contextmanager
+    def watch(seconds: float) -> Iterator[Callable[[], None]]:
+        assert opening.wait(20)
+        if fails:
+            raise gradwire.RendezvousError("a member has died", [1])
+        yield lambda: None
+
     group = Group(dist.HashStore(), "lone", 0, (0,), 60.0)
-    collectives = EngineCollectives(group, Settings(), lambda: opening)
+    collectives = EngineCollectives(group, Settings(), watch)
     ones = torch.ones(4)
     request = Request("all_reduce", [ones], ones, (), 0, False, 60.0)
     first = collectives.start(request)
@@ -327,7 +337,7 @@ def test_a_callback_may_wait_where_a_collective_has_ended_as_it_started(fails: b
             seen.append(error)
 
     after = first.get_future().then(wait_for_another)
-    opening.finish(RuntimeError("a member has died") if fails else None)
+    opening.set()
     after.wait()
     collectives.close()
     if fails:
@@ -658,10 +668,84 @@ def dies(rank: int, world: int, first: bool) -> None:
 @pytest.mark.parametrize("first", [False, True])
 def test_a_peer_that_dies_is_an_error(first: bool) -> None:
     with Ranks(2, group=False, **ENVIRONMENT) as ranks:
-        outcome, gone = ranks.outcomes(dies, first=first)
+        outcome, gone = ranks.outcomes(dies, timeout=40.0, first=first)
         assert isinstance(gone, Gone)
         assert isinstance(outcome, Failed)
         assert outcome.kind in ("TransferError", "RendezvousError", "RuntimeError")
+
+
+def too_late(rank: int, world: int) -> tuple[int, ...]:
+    """Rank 1 comes to the first large sum once rank 0 has given up; whom the errors name."""
+    begins(rank, world)
+    store = dist.distributed_c10d._get_default_store()
+    group: Any = dist.group.WORLD
+    limits = {} if rank else {"timeout": datetime.timedelta(milliseconds=300)}
+    if rank:
+        store.wait(["given up"])
+    with pytest.raises(gradwire.RendezvousError) as failed:
+        group.allreduce([torch.ones(ELEMENTS)], op=dist.ReduceOp.SUM, **limits).wait()
+    store.set("given up", "")
+    small = torch.ones(3)
+    dist.all_reduce(small)  # Gloo's connections are whole
+    assert small[0] == 2
+    return failed.value.ranks
+
+
+def test_the_first_large_sum_has_the_time_out_that_it_was_given() -> None:
+    """The ranks' own is a minute."""
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        assert ranks.run(too_late, timeout=40.0) == [(1,), (0,)]
+
+
+def beside_another_thread(rank: int, world: int) -> None:
+    """The first large sum comes before another thread's gather on one rank, after it on others."""
+    begins(rank, world, seconds=20.0)
+    gathered = [torch.empty(3) for _ in range(world)]
+    mine, total = torch.full((3,), float(rank)), torch.ones(ELEMENTS)
+    starts: list[Callable[[], Any]] = [
+        lambda: dist.all_gather(gathered, mine, async_op=True),
+        lambda: dist.all_reduce(total, async_op=True),
+    ]
+    works = [start() for start in (starts if rank else reversed(starts))]
+    assert all(work.wait() for work in works)
+    assert [each[0].item() for each in gathered] == list(range(world))
+    assert (total == world).all()
+    ends(rank, world)
+
+
+def test_the_first_large_sum_is_in_no_order_with_gloos_collectives() -> None:
+    """As where a checkpoint is written by a thread of its own."""
+    with Ranks(3, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(beside_another_thread)
+
+
+# ---------------------------------------------------------------------------- the end
+
+
+def leaves(rank: int, world: int) -> None:
+    begins(rank, world)
+    dist.all_reduce(torch.ones(ELEMENTS))
+    with no_collections():
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Fails where the process's garbage is collected, which takes as long as it has objects."""
+    seen: list[dict[str, int]] = []
+    gc.disable()
+    gc.callbacks.append(lambda phase, found: seen.append(found))
+    try:
+        yield
+    finally:
+        gc.callbacks.pop()
+        gc.enable()
+    assert seen == []
+
+
+def test_the_end_of_a_group_collects_no_garbage() -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(leaves)
 
 
 def late(rank: int, world: int) -> None:

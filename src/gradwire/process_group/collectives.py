@@ -7,26 +7,31 @@ of them opens the engine there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 
 from gradwire.core.errors import GradwireError, RendezvousError, TransferError
 from gradwire.core.plan import TransferPlan
-from gradwire.core.settings import Settings
+from gradwire.core.settings import SHORTEST_S, Settings
 from gradwire.process_group.work import EngineWork
 from gradwire.training.groups import Group
 from gradwire.transport.all_reduce import Handle
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator
+from gradwire.transport.rendezvous import Patience
 from gradwire.transport.threads import Stager, apart
 
-__all__ = ["EngineCollectives", "Request"]
+__all__ = ["EngineCollectives", "Request", "Watch"]
+
+Watch = Callable[[float], contextlib.AbstractContextManager[Callable[[], None]]]
+"""Watches other members for so many seconds, and gives a check that raises once one has died."""
 
 CARRIED = (torch.float32, torch.float16, torch.bfloat16)
 """The types that the engine carries, each in its own width."""
@@ -96,18 +101,16 @@ class EngineCollectives:
         group: The place of this process in the group, under a name that no other group of the job
             has.
         settings: The settings.
-        gather: Starts a barrier of the members over Gloo, which shows who has died and waits for
-            who comes late.
+        watch: Watches the other members while all wait for each other.
     """
 
-    def __init__(self, group: Group, settings: Settings, gather: Callable[[], dist.Work]) -> None:
+    def __init__(self, group: Group, settings: Settings, watch: Watch) -> None:
         self._group = group
         self._settings = settings
-        self._gather = gather
+        self._watch = watch
         self._mutex = threading.Lock()
         self._stager = Stager(f"gradwire-{group.name}-{group.rank}")
         weakref.finalize(self, self._stager.stop).atexit = False
-        self._barrier: dist.Work | None = None
         self._communicator: Communicator | None = None
         self._failure: Exception | None = None
         self._closed = False
@@ -126,9 +129,6 @@ class EngineCollectives:
             if self._closed:
                 work.finish(self._ended())
                 return work
-            if self._barrier is None:
-                # In the order of the group's collectives, as Gloo needs it.
-                self._barrier = self._gather()
             self._stager.submit(lambda: self._carry_out(request, work))
         return work
 
@@ -148,14 +148,15 @@ class EngineCollectives:
 
     def _carry_out(self, request: Request, work: EngineWork) -> None:
         """Starts a collective on the thread for it; an error ends the work."""
+        deadline = time.monotonic() + request.timeout_s
         try:
-            communicator = self._opened()
+            communicator = self._opened(request.timeout_s)
             with torch.inference_mode():  # results are no part of a graph of autograd
                 flat = request.staged()
             scale = 1.0 / self._group.world_size if request.average else 1.0
             encoding = own_encoding(request.output.dtype)
             plan = TransferPlan.whole(flat.numel(), scale=scale, encoding=encoding)
-            seconds = request.timeout_s
+            seconds = max(deadline - time.monotonic(), SHORTEST_S)
             if request.shards:
                 handle = communicator.reduce_scatter(
                     flat, plan, shards=request.shards, timeout_s=seconds
@@ -179,14 +180,14 @@ class EngineCollectives:
 
         handle.when_done(done)
 
-    def _opened(self) -> Communicator:
+    def _opened(self, timeout_s: float) -> Communicator:
         """Returns the communicator, which the first call opens together with all members."""
         if self._failure is not None:
             raise self._failure
         communicator = self._communicator
         if communicator is None:
             try:
-                communicator = self._open()
+                communicator = self._open(timeout_s)
             except Exception as error:
                 self._failure = error
                 raise
@@ -198,26 +199,47 @@ class EngineCollectives:
             raise self._ended()
         return communicator
 
-    def _open(self) -> Communicator:
-        if self._closed:
-            raise self._ended()
-        group = self._group
-        assert self._barrier is not None
-        try:
-            self._barrier.wait()
-        except RuntimeError as error:
-            raise RendezvousError(
-                f"rank {group.job_rank}: not all members of group {group.name!r} came to its first "
-                f"large collective: {error}"
-            ) from error
-        return Communicator(
-            group.store,
-            group.rank,
-            group.world_size,
-            self._settings,
-            group=group.name,
-            ranks=group.ranks,
-        )
+    def _open(self, timeout_s: float) -> Communicator:
+        """Meets the members, who may come late, and opens the engine with them.
+
+        They meet in the store, since a barrier of Gloo would be in one order with whatever
+        collectives other threads run in the group.
+        """
+        group, settings = self._group, self._settings
+        deadline = time.monotonic() + timeout_s
+        with contextlib.closing(group.meeting("open", settings.rendezvous_timeout)) as meeting:
+            try:
+                with self._watch(timeout_s) as check:
+
+                    def go_on() -> None:
+                        if self._closed:
+                            raise self._ended()
+                        check()
+
+                    go_on()
+                    origin = "time-out of the collective"
+                    meeting.exchange("", Patience(timeout_s, origin, go_on))
+            except RendezvousError as error:
+                meeting.tell_failure(error)
+                raise RendezvousError(
+                    f"rank {group.job_rank}: not all members of group {group.name!r} came to its "
+                    f"first large collective: {error}",
+                    error.ranks,
+                ) from error
+            except BaseException as error:
+                meeting.tell_failure(error)
+                raise
+            left = max(deadline - time.monotonic(), SHORTEST_S)
+            waits = min(settings.rendezvous_timeout, left)
+            return Communicator(
+                group.store,
+                group.rank,
+                group.world_size,
+                replace(settings, rendezvous_timeout=waits),
+                group=group.name,
+                meeting=meeting,
+                ranks=group.ranks,
+            )
 
     def _ended(self) -> GradwireError:
         return TransferError(

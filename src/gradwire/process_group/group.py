@@ -18,6 +18,7 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
 from gradwire.process_group.collectives import CARRIED, EngineCollectives, Request
 from gradwire.process_group.delegation import COLLECTIVES, delegate, outside_graphs
+from gradwire.process_group.signals import Signals
 from gradwire.training.groups import Group
 
 __all__ = ["GradwireGroup"]
@@ -82,7 +83,8 @@ class GradwireGroup(dist.ProcessGroup):
                 each._register_backend(
                     torch.device(device), dist.ProcessGroup.BackendType.GLOO, self.gloo
                 )
-        self._engine = EngineCollectives(group, settings, self.inner.barrier)
+        self._signals = Signals(group, self.gloo)
+        self._engine = EngineCollectives(group, settings, self._signals.watching)
 
     def getBackendName(self) -> str:
         """Returns the backend's name."""

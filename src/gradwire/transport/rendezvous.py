@@ -37,6 +37,7 @@ from gradwire.transport.bounded_store import BoundedStore
 __all__ = [
     "Introduction",
     "Meeting",
+    "Patience",
     "Store",
     "SupersededError",
     "agree",
@@ -158,14 +159,15 @@ class Outcome:
         at_fault: The endpoints at fault.
         texts: The texts of all endpoints, in order. After a failure of the first exchange None
             stands for an endpoint that was absent.
-        gave_up: The endpoint that waited too long in the first exchange, and its time-out in
-            seconds. Only endpoint 0 knows who was present, and completes such an outcome.
+        gave_up: The endpoint that waited too long in the first exchange, its time-out in seconds,
+            and what sets that. Only endpoint 0 knows who was present, and completes such an
+            outcome.
     """
 
     why: str = ""
     at_fault: list[int] = field(default_factory=list)
     texts: list[str | None] = field(default_factory=list)
-    gave_up: tuple[int, float] | None = None
+    gave_up: tuple[int, float, str] | None = None
 
     def dump(self) -> str:
         """Returns the outcome as the store holds it, in which equal texts are held once."""
@@ -179,6 +181,25 @@ class Outcome:
         """Reads what `dump` returned."""
         why, at_fault, distinct, places, gave_up = json.loads(text)
         return Outcome(why, at_fault, [distinct[place] for place in places], gave_up)
+
+
+def nothing() -> None:
+    """Is called between two looks into the store where nothing else can end the wait."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an endpoint waits in an exchange, and what else ends the wait.
+
+    Attributes:
+        seconds: The time-out in seconds.
+        origin: What sets it, for errors.
+        check: Is called between two looks into the store; what it raises ends the exchange.
+    """
+
+    seconds: float
+    origin: str = "setting rendezvous_timeout"
+    check: Callable[[], None] = nothing
 
 
 class SupersededError(RendezvousError):
@@ -256,12 +277,12 @@ class Meeting:
 
     # ------------------------------------------------------------------ exchanges
 
-    def exchange(self, text: str, timeout_s: float | None = None) -> list[str]:
+    def exchange(self, text: str, patience: Patience | float | None = None) -> list[str]:
         """Publishes a text and returns every endpoint's text, in order.
 
         Args:
             text: This endpoint's text.
-            timeout_s: Seconds to wait; None for the meeting's time-out.
+            patience: How long to wait, or only the seconds; None for the meeting's time-out.
 
         Returns:
             The texts of all endpoints.
@@ -272,11 +293,12 @@ class Meeting:
         """
         if self.endpoints == 1:
             return [text]
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        if not isinstance(patience, Patience):
+            patience = Patience(self.timeout_s if patience is None else patience)
         with store_errors():
             if self._next == 0:
-                self._gather(timeout_s)
-            return self._exchange(text, timeout_s)
+                self._gather(patience)
+            return self._exchange(text, patience)
 
     def introduce(self, introduction: Introduction) -> list[Introduction]:
         """Publishes this endpoint's introduction and returns those of all, in order."""
@@ -298,7 +320,7 @@ class Meeting:
         with contextlib.suppress(Exception):
             earlier = None
             if self._next == 0 and self.endpoint != 0:
-                self._follow(Wait(linger_s), outcome)
+                self._follow(Wait(Patience(linger_s)), outcome)
             else:
                 if self._next == 0:
                     earlier = self._open()
@@ -364,18 +386,18 @@ class Meeting:
 
     # ------------------------------------------------------------------ how they find each other
 
-    def _gather(self, timeout_s: float) -> None:
+    def _gather(self, patience: Patience) -> None:
         """Runs the first exchange, after which all endpoints are present and the id is trusted."""
         if self.endpoint == 0:
             earlier = self._open()
             try:
-                self._exchange(self._number, timeout_s)
+                self._exchange(self._number, patience)
             finally:
                 # Not before: an endpoint that is not here may still read the last outcome there.
                 with contextlib.suppress(RuntimeError):  # the store's would hide why this failed
                     self._remove(earlier)
             return
-        outcome = self._follow(Wait(timeout_s, self._awaiting))
+        outcome = self._follow(Wait(patience, self._awaiting))
         if outcome.why:
             self._raise(outcome)
         self._next = 1
@@ -432,11 +454,11 @@ class Meeting:
                 earlier = outcome.why or earlier
             if wait.over():
                 if refusal is None and seen and not unlike and not wait.extended:
-                    self._decide(Outcome(gave_up=(self.endpoint, wait.timeout_s)))
+                    self._decide(Outcome(gave_up=(self.endpoint, *wait.limit)))
                     wait.extend(ANSWER_S)  # endpoint 0 may be present, and know who is absent
                     continue
                 self._id = ""
-                raise self.error(unlike or self._without_first(wait.timeout_s, earlier), [0])
+                raise self.error(unlike or self._without_first(*wait.limit, earlier), [0])
             wait.pause()
 
     def _unlike(self, workers: int, servers: int) -> str:
@@ -449,24 +471,24 @@ class Meeting:
             "the same numbers"
         )
 
-    def _without_first(self, timeout_s: float, earlier: str) -> str:
+    def _without_first(self, timeout_s: float, origin: str, earlier: str) -> str:
         who = self.describe([self.endpoint])
         if self.endpoint >= self.workers:
             return (
                 f"{who}: no workers came within {timeout_s:g} s; they come when they attach; "
-                "setting rendezvous_timeout"
+                f"{origin}"
             )
         before = f"; an earlier attempt had failed: {earlier}" if earlier else ""
         return (
             f"{self.describe([0])} did not join within {timeout_s:g} s (when {who} gave up); "
-            f"setting rendezvous_timeout{before}"
+            f"{origin}{before}"
         )
 
     # ------------------------------------------------------------------ one exchange
 
-    def _exchange(self, text: str, timeout_s: float) -> list[str]:
+    def _exchange(self, text: str, patience: Patience) -> list[str]:
         self._store.set(self._key(self._next, self.endpoint), text)
-        wait = Wait(timeout_s, self._awaiting)
+        wait = Wait(patience, self._awaiting)
         outcome = self._lead(wait) if self.endpoint == 0 else self._await(wait)
         if outcome.why:
             self._raise(outcome)
@@ -482,7 +504,7 @@ class Meeting:
                 outcome = self._decide(Outcome(texts=texts))
                 break
             if wait.over():
-                outcome = self._decide(self._incomplete(self.endpoint, wait.timeout_s))
+                outcome = self._decide(self._incomplete(self.endpoint, *wait.limit))
                 break
             if self._next == 0 and self._peek(self._newest) is None:
                 # The last of an earlier meeting has just removed it with its own keys.
@@ -505,25 +527,24 @@ class Meeting:
                     [self.names.rank_of(0)],
                 )
             if wait.over():
-                return self._decide(self._incomplete(self.endpoint, wait.timeout_s))
+                return self._decide(self._incomplete(self.endpoint, *wait.limit))
             wait.pause()
         return outcome
 
-    def _incomplete(self, endpoint: int, timeout_s: float) -> Outcome:
+    def _incomplete(self, endpoint: int, timeout_s: float, origin: str) -> Outcome:
         """Makes the outcome of an exchange for which this endpoint waited too long."""
         absent = self._absent() or [0]
         return Outcome(
             f"{self.describe(absent)} did not join within {timeout_s:g} s "
             f"({self.endpoints - len(absent)} of {self.endpoints} were here when "
-            f"{self.describe([endpoint])} gave up); setting rendezvous_timeout",
+            f"{self.describe([endpoint])} gave up); {origin}",
             absent,
         )
 
     def _complete(self, outcome: Outcome) -> Outcome:
         """Repeats, in a failed first exchange, the numbers of the endpoints that are present."""
         if outcome.gave_up is not None and not outcome.why:
-            endpoint, timeout_s = outcome.gave_up
-            outcome = self._incomplete(endpoint, timeout_s)
+            outcome = self._incomplete(*outcome.gave_up)
         outcome.texts = self._numbers(outcome)
         self._store.set(self._key(self._next), outcome.dump())
         return outcome
@@ -557,7 +578,7 @@ class Meeting:
             return
         self._left = True
         left = self._store.add(self._key(LEFT), 1)
-        wait = Wait(LINGER_S if linger_s is None else linger_s)
+        wait = Wait(Patience(LINGER_S if linger_s is None else linger_s))
         outcome = self._outcome()
         while self.endpoint == 0 and outcome is not None and not wait.over():
             expected = self.endpoints
@@ -634,23 +655,27 @@ class Wait:
     """A wait that polls, ever more rarely, until its time is over.
 
     Args:
-        timeout_s: Seconds to wait.
+        patience: How long to wait.
         what: Describes what is waited for; it is logged as a warning after FIRST_WARNING_S, and
             again every NEXT_WARNING_S.
 
     Attributes:
-        timeout_s: See above.
         extended: Whether `extend` was called.
     """
 
-    def __init__(self, timeout_s: float, what: Callable[[], str] | None = None) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, patience: Patience, what: Callable[[], str] | None = None) -> None:
         self.extended = False
+        self._patience = patience
         self._what = what
         self._begun = time.monotonic()
-        self._deadline = self._begun + timeout_s
+        self._deadline = self._begun + patience.seconds
         self._warn_at = self._begun + FIRST_WARNING_S
         self._pause_s = 0.002
+
+    @property
+    def limit(self) -> tuple[float, str]:
+        """The time-out in seconds, and what sets it."""
+        return self._patience.seconds, self._patience.origin
 
     def over(self) -> bool:
         """Returns whether the time is up."""
@@ -663,14 +688,15 @@ class Wait:
 
     def pause(self) -> None:
         """Sleeps until the next poll."""
+        self._patience.check()
         now = time.monotonic()
         if self._what is not None and now >= self._warn_at:
             self._warn_at = now + NEXT_WARNING_S
             log.warning(
-                "%s; %.0f s have passed (rendezvous_timeout=%g)",
+                "%s; %.0f s have passed (of %g s, %s)",
                 self._what(),
                 now - self._begun,
-                self.timeout_s,
+                *self.limit,
             )
         time.sleep(self._pause_s)
         self._pause_s = min(0.1, self._pause_s * 1.5)

@@ -1,0 +1,94 @@
+"""Signals between the members of a group: messages of one byte over Gloo, in order with nothing.
+
+Gloo keeps the messages from one rank to another apart from collectives, by their tags. So a signal
+may come while another thread runs a collective of the group, as an asynchronous checkpoint does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo
+
+from gradwire.core.errors import RendezvousError
+from gradwire.training.groups import Group
+
+__all__ = ["Signals"]
+
+MET_TAG = 2**31 - 1
+"""Tag of the messages, as far as possible from those that users choose."""
+MET, GAVE_UP = 0, 1
+"""What a member says at the end of its wait for the others."""
+
+ANSWER_S = 2.0
+"""Seconds for which a member waits to read why another has given up."""
+GLOO_S = 60.0
+"""Seconds by which Gloo waits longer, since its time-outs break the group's connections."""
+
+
+class Signals:
+    """The signals of one member.
+
+    Args:
+        group: The group, of two members or more.
+        gloo: Gloo's backend of the same members.
+    """
+
+    def __init__(self, group: Group, gloo: ProcessGroupGloo) -> None:
+        self._group = group
+        self._gloo: Any = gloo  # the methods that torch's types lack
+        self._sent: list[object] = []  # Gloo needs them until they have arrived
+
+    @contextlib.contextmanager
+    def watching(self, timeout_s: float) -> Iterator[Callable[[], None]]:
+        """Watches the next member while this one waits for all others; once only.
+
+        Gloo learns at once of a process that has died, and the store does not. Each member is
+        watched by the one before it, which notifies the others by its own failure.
+
+        Args:
+            timeout_s: Longest duration in seconds.
+
+        Yields:
+            A check, which raises RendezvousError once the next member has died or given up.
+        """
+        group = self._group
+        after = (group.rank + 1) % group.world_size
+        failures: list[tuple[float, str]] = []  # when, and what
+
+        def watch() -> None:
+            try:
+                if self._receive(after, MET_TAG, timeout_s + GLOO_S) == GAVE_UP:
+                    failures.append((time.monotonic() + ANSWER_S, "has given up"))
+            except RuntimeError as error:
+                failures.append((time.monotonic(), f"has ended, or left the group: {error}"))
+
+        def check() -> None:
+            if failures and time.monotonic() >= failures[0][0]:
+                rank = group.ranks[after]
+                raise RendezvousError(f"the process of rank {rank} {failures[0][1]}", [rank])
+
+        threading.Thread(target=watch, name="gradwire-watch", daemon=True).start()
+        before = (group.rank - 1) % group.world_size
+        try:
+            yield check
+        except BaseException:
+            self._send(before, MET_TAG, GAVE_UP)
+            raise
+        self._send(before, MET_TAG, MET)
+
+    def _receive(self, source: int, tag: int, seconds: float) -> int:
+        value = torch.empty(1, dtype=torch.uint8)
+        self._gloo.recv([value], source, tag).wait(datetime.timedelta(seconds=seconds))
+        return int(value.item())
+
+    def _send(self, to: int, tag: int, value: int) -> None:
+        tensor = torch.full((1,), value, dtype=torch.uint8)
+        with contextlib.suppress(RuntimeError):  # it has gone
+            self._sent.append(self._gloo.send([tensor], to, tag))
