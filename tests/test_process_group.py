@@ -722,6 +722,26 @@ def test_the_first_large_sum_is_in_no_order_with_gloos_collectives() -> None:
 # ---------------------------------------------------------------------------- the end
 
 
+def lives(rank: int, world: int) -> None:
+    """Job after job on the port of the first, whose store rank 0 hosts and leaves last."""
+    for life in range(6):
+        begins(rank, world, seconds=20.0)
+        tensor = torch.full((ELEMENTS,), float(life))
+        dist.all_reduce(tensor)
+        assert (tensor == world * life).all()
+        if rank == 0:
+            others = [f"leaves/{other}" for other in range(1, world)]
+            dist.distributed_c10d._get_default_store().wait(others)
+        else:
+            dist.distributed_c10d._get_default_store().set(f"leaves/{rank}", "")
+        dist.destroy_process_group()
+
+
+def test_six_jobs_in_a_row_meet_on_one_port() -> None:
+    with Ranks(3, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(lives)
+
+
 def leaves(rank: int, world: int) -> None:
     begins(rank, world)
     dist.all_reduce(torch.ones(ELEMENTS))

@@ -69,7 +69,7 @@ def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
             # Rank 0 often hosts the store, so it stays until the others have read the answers.
             meeting.tell_failure(error)
             raise
-    made = GradwireGroup(group, settings, options.timeout)
+    made = GradwireGroup(group, settings, options.timeout, default=dist.group.WORLD is None)
     return GradwireBackend(made) if beside else made
 
 

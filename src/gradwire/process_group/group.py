@@ -56,6 +56,7 @@ class GradwireGroup(dist.ProcessGroup):
             has.
         settings: The settings.
         timeout: The time-out of collectives, until torch sets another one.
+        default: Whether it is the job's default group.
 
     Attributes:
         settings: The settings.
@@ -63,7 +64,9 @@ class GradwireGroup(dist.ProcessGroup):
         gloo: Its backend.
     """
 
-    def __init__(self, group: Group, settings: Settings, timeout: datetime.timedelta) -> None:
+    def __init__(
+        self, group: Group, settings: Settings, timeout: datetime.timedelta, *, default: bool
+    ) -> None:
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]  # of subclasses
         self.settings = settings
         self._group = group
@@ -85,6 +88,7 @@ class GradwireGroup(dist.ProcessGroup):
                 )
         self._signals = Signals(group, self.gloo)
         self._engine = EngineCollectives(group, settings, self._signals.watching)
+        self._stays_after_rank_0 = default and group.world_size > 1
 
     def getBackendName(self) -> str:
         """Returns the backend's name."""
@@ -209,6 +213,9 @@ class GradwireGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Closes what the group has opened; `destroy_process_group` calls it. Idempotent."""
         self._engine.close()
+        if self._stays_after_rank_0:
+            self._stays_after_rank_0 = False
+            self._signals.leave_after_rank_0()
         self.inner.shutdown()
 
     def abort(self) -> None:

@@ -21,8 +21,8 @@ from gradwire.training.groups import Group
 
 __all__ = ["Signals"]
 
-MET_TAG = 2**31 - 1
-"""Tag of the messages, as far as possible from those that users choose."""
+MET_TAG, LEAVES_TAG = 2**31 - 1, 2**31 - 2
+"""Tags of the messages, as far as possible from those that users choose."""
 MET, GAVE_UP = 0, 1
 """What a member says at the end of its wait for the others."""
 
@@ -30,6 +30,12 @@ ANSWER_S = 2.0
 """Seconds for which a member waits to read why another has given up."""
 GLOO_S = 60.0
 """Seconds by which Gloo waits longer, since its time-outs break the group's connections."""
+LEAVE_S = 1.0
+"""Seconds for which a member waits at most until rank 0 leaves, too."""
+CONNECTED_S = 0.1
+"""Seconds for which it then waits at most until rank 0 has ended its connections."""
+HEAD_START_S = 0.03
+"""Seconds that rank 0 then has to end what else it has, such as the store."""
 
 
 class Signals:
@@ -82,6 +88,22 @@ class Signals:
             self._send(before, MET_TAG, GAVE_UP)
             raise
         self._send(before, MET_TAG, MET)
+
+    def leave_after_rank_0(self) -> None:
+        """Waits until rank 0 of the job leaves, too, for a bounded time, and lets it go first.
+
+        Its process often hosts the job's store and ends it as it leaves. A process that makes a new
+        group on the same port before that would look for the others in the old store.
+        """
+        group = self._group
+        if group.rank == 0:
+            for other in range(1, group.world_size):
+                self._send(other, LEAVES_TAG, 0)
+            return
+        for seconds in (LEAVE_S, CONNECTED_S):  # the second message never comes
+            with contextlib.suppress(RuntimeError):  # it has gone, or is busy for longer
+                self._receive(0, LEAVES_TAG, seconds)
+        time.sleep(HEAD_START_S)
 
     def _receive(self, source: int, tag: int, seconds: float) -> int:
         value = torch.empty(1, dtype=torch.uint8)
