@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,10 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradwire
 from ddp_jobs import average_of, batch, gradients, local_gradients, model, set_drop, wrap
-from gradwire.training.cuda_codec import ENCODABLE, decode, encode, finite_chunks
 from own_state import own_state
 from ranks import Ranks
-from test_device_codec import ODD
 
 pytestmark = [
     pytest.mark.cuda,
@@ -38,37 +35,6 @@ LATE = 40_000_000
 def four() -> Iterator[Ranks]:
     with Ranks(4, GRADWIRE_PEER_TIMEOUT="20", GRADWIRE_RENDEZVOUS_TIMEOUT="30") as ranks:
         yield ranks
-
-
-# ---------------------------------------------------------------------------- encodings
-
-
-@pytest.mark.parametrize("encoding", ENCODABLE)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_device_encodes_as_the_cpu_does_to_the_bit(encoding: str, seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    lengths = torch.from_numpy(chance.integers(1, 400, 500))
-    elements = int(lengths.sum())
-    numbers = chance.standard_normal(elements) * np.exp2(chance.integers(-140, 120))
-    values = numbers.astype(np.float32)
-    if seed % 3 == 1:
-        at = chance.random(elements) < 0.05
-        values[at] = chance.choice(ODD, at.sum())
-    elif seed % 3 == 2:  # any float there is
-        values = chance.integers(0, 2**32, elements, np.uint32).view(np.float32).copy()
-    there, each = torch.from_numpy(values).cuda(), lengths.cuda()
-    expected, made = (
-        encode(torch.from_numpy(values), lengths, encoding),
-        encode(there, each, encoding),
-    )
-    assert torch.equal(made.heads.cpu().view(torch.uint8), expected.heads.view(torch.uint8))
-    decoded = decode(expected, lengths, encoding)
-    numbers = ~decoded.isnan()  # a NaN may have any of its codes
-    assert torch.equal(made.codes.cpu()[numbers], expected.codes[numbers])
-    same = decode(made, each, encoding).cpu()
-    assert torch.equal(same.nan_to_num(1.5), decoded.nan_to_num(1.5))
-    finite = finite_chunks(decoded, lengths)
-    assert torch.equal(finite_chunks(decode(made, each, encoding), each).cpu(), finite)
 
 
 # ---------------------------------------------------------------------------- streams
@@ -205,7 +171,7 @@ def balances(rank: int, world: int, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["f16", "int8"])
-def test_books_balance_with_the_devices_part(two: Ranks, encoding: str) -> None:
+def test_books_balance(two: Ranks, encoding: str) -> None:
     two.run(balances, encoding=encoding)
 
 

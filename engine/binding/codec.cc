@@ -64,51 +64,6 @@ Array<float> decode_chunk(const nb::bytes& payload, size_t elements, const std::
   return to_array(std::move(values));
 }
 
-// Decodes a whole vector whose heads and codes are apart. They are joined for one chunk at a time,
-// in the nearest cache, so that decode() is the same as for a payload from the wire.
-void decode_chunks(const WritableArray& values, const InputArray<int64_t>& lengths,
-                   const InputArray<uint8_t>& heads, const InputArray<uint8_t>& codes,
-                   const std::string& encoding) {
-  const codec::Format format = parse_format(encoding, 1.0);
-  if (format.plain() || format.encoding == codec::Encoding::topk) {
-    throw nb::value_error(
-        ("encoding is \"" + encoding + "\"; allowed are f16, bf16, int8, half").c_str());
-  }
-  const size_t head = format.bytes(0);
-  const size_t width = format.bytes(1) - head;
-  const std::span all(lengths.data(), lengths.shape(0));
-  size_t elements = 0;
-  for (const int64_t length : all) elements += chunk_length(static_cast<size_t>(length));
-  if (elements != values.shape(0) || heads.shape(0) != head * all.size() ||
-      codes.shape(0) != width * elements) {
-    throw nb::value_error(("chunks of " + std::to_string(elements) + " elements, " +
-                           std::to_string(heads.shape(0)) + " bytes of heads and " +
-                           std::to_string(codes.shape(0)) + " of codes for " +
-                           std::to_string(values.shape(0)) + " values")
-                              .c_str());
-  }
-  bool good = true;
-  {
-    const nb::gil_scoped_release release;
-    std::vector<uint8_t> payload(format.bytes(codec::kMostElements));
-    const uint8_t* next_head = heads.data();
-    const uint8_t* next_code = codes.data();
-    float* out = values.data();
-    for (const int64_t length : all) {
-      const auto count = static_cast<uint32_t>(length);
-      std::copy_n(next_head, head, payload.data());
-      std::copy_n(next_code, width * count, payload.data() + head);
-      good = codec::valid(format, std::span(payload).first(head + width * count), count);
-      if (!good) break;
-      codec::decode(format, payload.data(), count, out);
-      next_head += head;
-      next_code += width * count;
-      out += count;
-    }
-  }
-  if (!good) throw nb::value_error("heads: no valid chunk");
-}
-
 }  // namespace
 
 void bind_codec(nb::module_& module) {
@@ -135,8 +90,6 @@ void bind_codec(nb::module_& module) {
   module.attr("HADAMARD_BLOCK") = codec::kHadamardBlock;
   module.def("decode_chunk", &decode_chunk, "payload"_a, "elements"_a, "encoding"_a, "kept"_a = 1.0,
              "The values of one chunk.");
-  module.def("decode_chunks", &decode_chunks, "values"_a.noconvert(), "lengths"_a, "heads"_a,
-             "codes"_a, "encoding"_a, "Writes the values of all chunks of a vector.");
 }
 
 }  // namespace gradwire::binding

@@ -142,27 +142,6 @@ def decode_chunk(
 ) -> NDArray[np.float32]:
     """Returns the values of one chunk; raises ValueError for an invalid payload."""
 
-def decode_chunks(
-    values: NDArray[np.float32],
-    lengths: NDArray[np.int64],
-    heads: NDArray[np.uint8],
-    codes: NDArray[np.uint8],
-    encoding: str,
-) -> None:
-    """Writes the values of a vector's chunks, in the order of the elements.
-
-    Args:
-        values: For the values.
-        lengths: The chunks' lengths in elements.
-        heads: The bytes of the payloads (engine/codec/codec.h) that come before the elements: the
-            shift of f16, the scale of int8, nothing for bf16 and half.
-        codes: The bytes of the elements.
-        encoding: "f16", "bf16", "half" or "int8".
-
-    Raises:
-        ValueError: Sizes do not fit, or a head is invalid.
-    """
-
 HADAMARD_BLOCK: int
 """Number of elements of a block of `hadamard`."""
 

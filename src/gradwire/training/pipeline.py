@@ -559,10 +559,9 @@ class GradientPipeline:
             plan = replace(
                 plan, pull="none", pull_bound=0.0, shards=scatter.shards, scale=scatter.scale
             )
-        encoder = self._books.encoder(step, slots, plan)
         place = index if at_once is None else index % at_once
         in_place = scatter is None and self._leaves_values(step, plan, buffer)
-        stage = self._stages.stage(place, buffer, encoder, scatter, in_place=in_place)
+        stage = self._stages.stage(place, buffer, scatter, in_place=in_place)
         parameters = bucket.parameters()
         owners = self._note_owners(step, slots, parameters) if step.scaled else ()
         transfer = Transfer(step, stage, Asked(index, slots, parameters, plan, scatter, owners))
@@ -605,9 +604,7 @@ class GradientPipeline:
         plan = asked.plan
         phases = self.policy.phases
         by_layer = phases is not None and phases.source == "layers"
-        squares = transfer.stage.squares  # squared norms of the fresh gradient's tensors
-        if squares is None and by_layer:
-            squares = tensor_squares(asked.slots, host)
+        squares = tensor_squares(asked.slots, host) if by_layer else None
         square, finite = 0.0, True
         # Of a scattered sum a rank sees its shard alone, so ballots say whether all is finite.
         scattered = asked.scatter is not None

@@ -8,8 +8,6 @@ average is rounded to their type once, on the way out. float64 is rounded to flo
 A bucket on a CUDA device is copied through pinned memory on a stream of its own, in its own type
 where that would be used in place on the CPU. The autograd thread only queues the copy, and the
 engine's Stager (`gradwire.transport.threads`) waits for it.
-Where the plan has an encoding, the bucket may be encoded on the device first
-(`gradwire.training.feedback.device_book`), so that half or a quarter of the bytes cross.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,12 +24,9 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.training.bucket import Scatter
-from gradwire.training.feedback.device_book import Encoded
 from gradwire.transport.arrays import as_flat
 
 __all__ = ["DEVICES", "Stage", "StagePool", "failed", "without_traceback"]
-
-Encode = Callable[[torch.Tensor], Encoded]
 
 DEVICES = ("cpu", "cuda")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -79,12 +73,6 @@ class Stage(ABC):
     waits = False
     """Whether `host` waits for a copy, so that another thread has to call it."""
 
-    squares: NDArray[np.float64] | None = None
-    """Squared norms of the tensors' gradients, where `host` returns something else; set by it."""
-
-    encoded = False
-    """Whether `host` returns gradients that were encoded and decoded."""
-
     def __init__(self, buffer: torch.Tensor) -> None:
         self.buffer = self.result = buffer
         self.part = slice(None)
@@ -124,9 +112,6 @@ class Stage(ABC):
 class StagePool:
     """Makes stages, and keeps their host copies and streams for the next step."""
 
-    encodes: tuple[str, ...] = ("cuda",)
-    """The types of device whose buckets are encoded before they cross to the host."""
-
     def __init__(self) -> None:
         self._copies: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._streams: dict[torch.device, Any] = {}
@@ -136,7 +121,6 @@ class StagePool:
         self,
         index: int,
         buffer: torch.Tensor,
-        encode: Encode | None = None,
         scatter: Scatter | None = None,
         *,
         in_place: bool = False,
@@ -146,7 +130,6 @@ class StagePool:
         Args:
             index: Index of the bucket among those that are under way together.
             buffer: Its buffer.
-            encode: Encodes float32 gradients on their device; None for no encoding.
             scatter: What becomes of a bucket whose sum is scattered; None for any other.
             in_place: Whether elements of two bytes on the CPU are used as they are.
 
@@ -156,14 +139,12 @@ class StagePool:
         Raises:
             ConfigError: The element type or the device is not supported.
         """
-        stage = self._stage(index, buffer, encode, in_place)
+        stage = self._stage(index, buffer, in_place=in_place)
         if scatter is not None:
             stage.result, stage.part = scatter.output, scatter.own
         return stage
 
-    def _stage(
-        self, index: int, buffer: torch.Tensor, encode: Encode | None, in_place: bool
-    ) -> Stage:
+    def _stage(self, index: int, buffer: torch.Tensor, *, in_place: bool) -> Stage:
         if not buffer.numel():
             return _DirectStage(buffer)
         if buffer.dtype not in DTYPES:
@@ -179,11 +160,7 @@ class StagePool:
             warnings.warn(
                 "gradwire carries float64 gradients rounded to float32", UserWarning, stacklevel=2
             )
-        if in_place or buffer.device.type not in self.encodes:
-            encode = None
         if buffer.device.type == "cpu":
-            if encode is not None:
-                return _EncodedStage(buffer, self._copy(index, buffer), encode)
             if buffer.dtype == torch.float32:
                 return _DirectStage(buffer)
             if in_place:
@@ -196,7 +173,7 @@ class StagePool:
             copy = self._copy(index, buffer)
             if in_place:
                 copy = copy.view(buffer.dtype)[: buffer.numel()]
-            return _CudaStage(buffer, copy, stream, encode)
+            return _CudaStage(buffer, copy, stream)
         raise ConfigError.about(
             f"bucket {index} lies on device {buffer.device}",
             f"allowed are {' and '.join(DEVICES)}",
@@ -273,18 +250,6 @@ class _CastStage(_CopyStage):
         copy.copy_(buffer.detach())
 
 
-class _EncodedStage(_CopyStage):
-    """A bucket on the CPU that is encoded as on a device."""
-
-    encoded = True
-
-    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, encode: Encode) -> None:
-        super().__init__(buffer, copy)
-        encoded = encode(buffer.detach().to(torch.float32)).to_host(pinned=False)
-        encoded.decode_into(copy)
-        self.squares = encoded.squares()
-
-
 class _CudaStage(Stage):
     """A bucket on a CUDA device, with a copy in pinned memory made on a side stream.
 
@@ -293,21 +258,13 @@ class _CudaStage(Stage):
 
     waits = True
 
-    def __init__(
-        self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any, encode: Encode | None
-    ) -> None:
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any) -> None:
         super().__init__(buffer)
         self._copy = copy
-        self._encoded: Encoded | None = None
-        self.encoded = encode is not None
         self._stream = stream
         stream.wait_stream(torch.cuda.current_stream(buffer.device))
         with torch.cuda.stream(stream):
-            gradient = buffer.detach().to(copy.dtype)
-            if encode is None:
-                self._copy.copy_(gradient, non_blocking=True)
-            else:
-                self._encoded = encode(gradient).to_host(pinned=True)
+            self._copy.copy_(buffer.detach().to(copy.dtype), non_blocking=True)
             buffer.record_stream(stream)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(stream)
@@ -321,10 +278,6 @@ class _CudaStage(Stage):
     @property
     def values(self) -> torch.Tensor:
         self._arrived.synchronize()
-        if self._encoded is not None:
-            self._encoded.decode_into(self._copy)
-            self.squares = self._encoded.squares()
-            self._encoded = None
         return self._copy
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:

@@ -16,13 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
+from gradwire.core.plan import TransferPlan, TransferReport
 from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
-from gradwire.training.cuda_codec import ENCODABLE
 from gradwire.training.feedback.chunked import ChunkBook
-from gradwire.training.feedback.device_book import DeviceBook, Encoded
 from gradwire.training.feedback.earlier import Earlier
 from gradwire.training.feedback.flat import FlatBook
 from gradwire.training.feedback.flat_copies import FlatCopies
@@ -35,7 +33,7 @@ from gradwire.training.feedback.residuals import (
 )
 from gradwire.training.feedback.result_sizes import MagnitudeBook
 from gradwire.training.feedback.velocity import VelocityBook
-from gradwire.training.step import Step, Transfer, is_finite
+from gradwire.training.step import Transfer, is_finite
 from gradwire.transport import transforms
 from gradwire.transport.communicator import Communicator
 
@@ -64,7 +62,6 @@ class Books:
         momentum = self.policy.momentum
         self._velocities = VelocityBook(momentum) if momentum else None
         self._residuals = ResidualBook() if self.settings.feedback else None
-        self._device = DeviceBook(feedback=self.settings.feedback)
         self._ages = AgeBook(self.settings.max_age)
         self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
         self._copies = FlatCopies()
@@ -72,23 +69,6 @@ class Books:
         self._earlier = [Earlier(book) for book in books if book is not None]
         self.finds_unused = False  # whether DDP looks for parameters that a step does not use
         self._selects = self.communicator.world_size > 1  # a single worker keeps everything
-
-    def encoder(
-        self, step: Step, slots: tuple[TensorSlot, ...], plan: TransferPlan
-    ) -> Callable[[torch.Tensor], Encoded] | None:
-        """Returns a function that encodes a bucket on its device.
-
-        It is None where the host needs the gradient itself: for the momentum memory, for exact
-        resending by the guard, and to see which tensors were not used.
-        """
-        if plan.encoding not in ENCODABLE or plan.transform != "none":
-            return None
-        if self._velocities is not None or step.guarded or not self._selects:
-            return None
-        if self.finds_unused and self._residuals is not None:
-            return None
-        grid = self.communicator.chunk_grid(plan)
-        return lambda gradient: self._device.encode(slots, gradient, grid, plan.encoding)
 
     def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Prepares a bucket that is about to be sent, in place.
@@ -102,10 +82,6 @@ class Books:
         """
         unused = self._unused(transfer, host)
         if self._residuals is not None:
-            for slots, values in self._device.recall(
-                transfer.asked.slots, but=transfer.stage.encoded
-            ):
-                self._residuals.add(slots, values)
             transfer.sent.bypasses = self._bypasses(transfer)
         if transfer.step.scaled:
             self._remember(transfer, host.size)
@@ -290,7 +266,6 @@ class Books:
 
     def rescale(self, factor: float) -> None:
         """Multiplies all residuals by a factor, after a loss scaler has changed its scale."""
-        self._device.rescale(factor)
         for book in (self._residuals, self._velocities):
             if book is not None:
                 book.rescale(factor)
@@ -302,9 +277,6 @@ class Books:
 
         They are this rank's own.
         """
-        if self._residuals is not None:
-            for slots, values in self._device.recall_all():
-                self._residuals.add(slots, values)
         return {
             "residuals": _tensors(self._residuals),
             "velocities": _tensors(self._velocities),
@@ -336,7 +308,7 @@ class Books:
             "ages": self._ages,
             "magnitudes": self._magnitudes or MagnitudeBook(),
         }
-        takes: list[Callable[[], None]] = [self._device.clear]
+        takes: list[Callable[[], None]] = []
         dropped: set[str] = set()
         for key, book in books.items():
             if key != "residuals" and key not in state.values:

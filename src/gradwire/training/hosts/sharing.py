@@ -83,7 +83,6 @@ class SharingPipeline(GradientPipeline):
         self._lends = lends
         self._up = Stager(f"gradwire-up-{seat.rank}")
         self._own_stages = StagePool()
-        self._own_stages.encodes = ()  # the sum of the host is encoded, no rank's own gradient
         self._changed = threading.Condition()
         self._stopped: Exception | None = None
         self._memory: dict[tuple[int, int], Rows] = {}  # by position and elements
