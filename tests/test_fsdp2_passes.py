@@ -130,7 +130,8 @@ def nested(rank: int, world: int, kind: str) -> None:
     after = [parameter.to_local() for parameter in net.parameters()]
     assert all(map(torch.equal, before, after))
     attachment.flush()
-    net.back(rank, 3)
+    for step in (3, 4):  # the call goes with the first one
+        net.back(rank, step)
     owed: Any = own_state(attachment.state_dict())["residuals"]
     assert owed
     assert not attachment.flush_pending
@@ -188,6 +189,103 @@ def test_what_is_reduced_outside_of_a_backward_pass_is_refused(two: Ranks) -> No
     two.run(by_hand)
 
 
+# ---------------------------------------------------------------------------- chunked losses
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(64, 70), nn.Tanh(), nn.Linear(70, 64))
+        self.head = nn.Linear(64, 101)
+
+    def forward(self, x: torch.Tensor, part: str) -> torch.Tensor:
+        out: torch.Tensor = getattr(self, part)(x)
+        return out
+
+
+def chunked(net: Any, rank: int, step: int, synchronises: str) -> None:
+    """The head has a backward pass for each chunk, and the body has one of its own."""
+    hidden = net(batch(rank, step), "body")
+    given = hidden.detach().requires_grad_()
+    chunks = given.chunk(4)
+    for number, chunk in enumerate(chunks):
+        if synchronises == "the last chunk":
+            net.head.set_requires_gradient_sync(number == len(chunks) - 1)
+        (net(chunk, "head").square().mean() / len(chunks)).backward()
+    hidden.backward(given.grad)
+
+
+def sharded_parts() -> Any:
+    net = Parts()
+    for part in (net.body, net.head):
+        fully_shard(part)
+    return fully_shard(net)
+
+
+def flushed(rank: int, world: int, synchronises: str, steps: int, done: int) -> None:
+    """What is owed and what was applied add up, and nothing is owed once all have had a flush."""
+    net, twin = sharded_parts(), Parts()
+    attachment = gradwire.attach(net, "mlt", p=0.4, datagram=256, error_feedback=True)
+    applied = gradient = torch.zeros(())
+    for step in range(6):
+        if step == 3 and rank == 0:
+            attachment.flush()
+        for each in (net, twin):
+            each.zero_grad()
+        chunked(net, rank, step, synchronises)
+        chunked(twin, rank, step, "no chunk")
+        applied = applied + whole(net)
+        gradient = gradient + average_of(gradients(twin))
+        assert attachment.step == steps * (step + 1)
+        owed: Any = own_state(attachment.state_dict())["residuals"]
+        assert len(owed) == 6 * world
+        empty = not any(values.any() for values in owed.values())
+        assert empty is (step == done)
+        assert attachment.flush_pending is (3 <= step < done)
+        if empty:
+            torch.testing.assert_close(applied, gradient, rtol=1e-5, atol=1e-6)
+    attachment.detach()
+
+
+@pytest.mark.parametrize(
+    ("synchronises", "steps", "done"),
+    [("the last chunk", 2, 4), ("each chunk", 5, 3)],  # the call goes with the first step
+)
+def test_a_flush_reaches_all_parts_of_a_model(
+    two: Ranks, synchronises: str, steps: int, done: int
+) -> None:
+    two.run(flushed, synchronises=synchronises, steps=steps, done=done)
+
+
+def skips(rank: int, world: int) -> None:
+    """The guard withdraws the head's step, and the body's, and the optimizer skips both."""
+    net = sharded_parts()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    options = {"guard": "skip", "floor": 0.95, "error_feedback": True, "datagram": 256}
+    attachment = gradwire.attach(net, "mlt", p=0.3, optimizer=optimizer, **options)
+    before = [parameter.to_local().clone() for parameter in net.parameters()]
+    for step in range(2):
+        optimizer.zero_grad()
+        chunked(net, rank, step, "the last chunk")
+        assert attachment.report().guard == "skipped"
+        optimizer.step()
+        after = [parameter.to_local() for parameter in net.parameters()]
+        assert all(map(torch.equal, before, after))
+    attachment.flush()
+    for step in (2, 3):  # the call goes with the first one
+        optimizer.zero_grad()
+        chunked(net, rank, step, "the last chunk")
+    optimizer.step()
+    after = [parameter.to_local() for parameter in net.parameters()]
+    assert not any(map(torch.equal, before, after))
+    attachment.detach()
+
+
+def test_the_guard_skips_each_part_of_a_model_whose_step_it_withdraws(two: Ranks) -> None:
+    two.run(skips)
+
+
 # ---------------------------------------------------------------------------- one process
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -212,10 +310,9 @@ def alone(rank: int, world: int, policy: str) -> None:
             attachment.loss(loss)
             if step == 2:
                 attachment.flush()
-                assert attachment.flush_pending
             loss.backward()
             optimizer.step()
-            assert not attachment.flush_pending
+            assert attachment.flush_pending is (step == 2)  # the call goes with a step
             report = attachment.report()
             seen += [attachment.step, report.step, report.agreed.loss, report.delivered]
         values = [getattr(p, "_local_tensor", p).detach().flatten() for p in net.parameters()]

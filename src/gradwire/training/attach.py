@@ -230,8 +230,10 @@ class Attachment(Connected):
         """Makes a step exact on all ranks, which empties the residuals.
 
         One rank's call is enough. It travels with the next step, and the step after that one is
-        exact. It is needed before a checkpoint that rank 0 alone writes, and before the number of
-        workers changes. An exact step that a GradScaler skips delivers nothing, so the one after
+        exact. Where steps carry parts of the model in turn, as with chunked losses under
+        fully_shard, call it before the first part; the exact steps go on until all parts are
+        delivered. It is needed before a checkpoint that rank 0 alone writes, and before the number
+        of workers changes. An exact step that a GradScaler skips delivers nothing, so the one after
         it is exact instead (`flush_pending`).
         """
         self._check()
@@ -239,7 +241,7 @@ class Attachment(Connected):
 
     @property
     def flush_pending(self) -> bool:
-        """Whether the exact step that `flush` asked for is still to come.
+        """Whether an exact step that `flush` asked for is still to come.
 
         A rank that has not called `flush` itself knows of it once the next step is over.
         """

@@ -44,6 +44,8 @@ from gradwire.training.bucket import Bucket, ComparedLayout, Layouts, ParameterN
 from gradwire.training.consultation import Consultation
 from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
+from gradwire.training.feedback.owing import Owing
+from gradwire.training.flush import Flush
 from gradwire.training.groups import Host
 from gradwire.training.guard import StepGuard, nothing_applied, sent_twice
 from gradwire.training.loss_watch import LossWatch
@@ -153,7 +155,7 @@ class GradientPipeline:
             communicator, policy, settings, number, self._host.members
         )
         self._guard = StepGuard(policy, settings, communicator.job_rank)
-        self._skipped: list[torch.Tensor] = []  # parameters that the optimizer must skip
+        self._skipped: dict[int, torch.Tensor] = {}  # parameters to be skipped, by their ids
         self._loss_watch = (
             None
             if settings.loss_rise is None
@@ -169,8 +171,7 @@ class GradientPipeline:
         self._step = 0
         self._running: Step | None = None
         self._last: StepReport | None = None
-        self._flush = False  # whether the next step is exact because of a flush
-        self._owing = False  # whether any rank may owe something, as all ranks know from the plans
+        self._flush = Flush(Owing())
         self._grad_scale = 1.0
         self._failure: BaseException | None = None
         self._step_lost = False  # the failure met a step, or a later one was refused
@@ -214,7 +215,7 @@ class GradientPipeline:
     def flush_pending(self) -> bool:
         """Whether a flush is still to come."""
         self._check_skips()
-        return self._flush or self._ballots.flush
+        return self._flush.pending or self._ballots.flush
 
     def set_grad_scale(self, scale: object) -> None:
         """Sets the scale of gradients from now on; raises ConfigError for an impossible one."""
@@ -268,7 +269,7 @@ class GradientPipeline:
             "grad_scale": self._grad_scale,
             "phases": self.policy.state_dict(),
             "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
-            "flush": self._flush or self._ballots.flush,
+            "flush": self._flush.pending or self._ballots.flush,
             "speaks_for": len(self._host.ranks),
             **self._ballots.state_dict(),
             **self._decisive_state(),
@@ -280,7 +281,7 @@ class GradientPipeline:
         return {
             **self._consultation.state_dict(),
             **self._guard.state_dict(),
-            "owing": self._owing,
+            "owing": bool(self._flush.owing.keys),
         }
 
     def _keep_decisive(self, kept: dict[str, object]) -> None:
@@ -288,7 +289,7 @@ class GradientPipeline:
         state = State(kept)
         self._consultation.read(state)()
         self._guard.read(state)()
-        self._owing = state.flag("owing")
+        self._keep_owing(state.flag("owing"))
 
     def load_state_dict(
         self, state: object, *, strict: bool = True, owner: str | None = None
@@ -356,7 +357,7 @@ class GradientPipeline:
         if scale != self._grad_scale:
             self._books.rescale(self._grad_scale / scale)
         self._ballots.flush = self._ballots.flush or flush
-        self._owing = owing
+        self._keep_owing(owing)
         self._step = step
 
     def _check_host(self, read: State) -> None:
@@ -397,12 +398,18 @@ class GradientPipeline:
 
     def take_skipped(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         """Returns, once, an optimizer's parameters whose step, just reduced, it must skip."""
-        if not self._skipped:
-            return []
-        held = set(map(id, held_by(optimizer)))
-        taken = [each for each in self._skipped if id(each) in held]
-        self._skipped = [each for each in self._skipped if id(each) not in held]
-        return taken
+        held = map(id, held_by(optimizer)) if self._skipped else ()
+        taken = (self._skipped.pop(each, None) for each in held)
+        return [each for each in taken if each is not None]
+
+    def _keep_from_optimizers(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Has optimizers skip these parameters until they have another gradient."""
+        self._skipped.update((id(each), each) for each in parameters)
+
+    def _let_optimizers_step(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Notes that parameters get another gradient; a scaler may have kept an optimizer off."""
+        for each in parameters if self._skipped else ():
+            self._skipped.pop(id(each), None)
 
     def close(self) -> None:
         """Closes the report file, and the engine unless others use it. Idempotent."""
@@ -523,7 +530,6 @@ class GradientPipeline:
     ) -> Transfer:
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
-                self._skipped = []  # a loss scaler may have kept an optimizer from it
                 self._check_skips()
                 theirs = [each.scale for each in others if each.scale is not None]
                 if joined and theirs:  # this rank's own scaler takes no steps any more
@@ -534,6 +540,7 @@ class GradientPipeline:
                     self._books.forget(each.keys)
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 self._abandon()
+                flushes = self._flush.begin(slots)
                 started = self._clock()
                 elapsed = 0.0 if self._started is None else started - self._started
                 ballot = self._ballots.cast(
@@ -543,12 +550,12 @@ class GradientPipeline:
                     self._step,
                     self.policy.phase,
                     ballot.with_others(others),
-                    exact=self._flush or strict,
+                    exact=flushes or strict,
                     strict=strict,
                     floor=self._guard.floor,
                     started=started,
                     scaled=self._scaled,
-                    flushes=self._flush,
+                    flushes=flushes,
                 )
                 self._awaited = collections.deque()
             step = self._running
@@ -563,6 +570,7 @@ class GradientPipeline:
         in_place = scatter is None and self._leaves_values(step, plan, buffer)
         stage = self._stages.stage(place, buffer, scatter, in_place=in_place)
         parameters = bucket.parameters()
+        self._let_optimizers_step(parameters)
         owners = self._note_owners(step, slots, parameters) if step.scaled else ()
         transfer = Transfer(step, stage, Asked(index, slots, parameters, plan, scatter, owners))
         with self._mutex:
@@ -949,7 +957,7 @@ class GradientPipeline:
         for transfer in step.transfers:
             returned = transfer.returned
             assert returned.report is not None
-            self._skipped.extend(transfer.asked.parameters)
+            self._keep_from_optimizers(transfer.asked.parameters)
             returned.report = nothing_applied(returned.report)
             transfer.stage.host().fill(0.0)
             self._books.settle(transfer, returned.report)
@@ -960,13 +968,13 @@ class GradientPipeline:
         """Concludes a decided step: the policy reads its report."""
         agreed = step.agreed
         assert agreed is not None
-        self._note_flush(agreed, flushed=step.flushes)
+        self._note_owing(step)
+        self._note_flush(agreed, step.transfers[0].asked.slots, flushed=step.flushes)
         for owner in step.overflowed:
             self._undo(self._skips.overflowed(owner))
         self._shorten(step)
         came = [(t.asked.plan, t.returned.report) for t in step.transfers]
         transfers = [(plan, report) for plan, report in came if report is not None]
-        self._note_owing(step)
         self._ballots.applied_square = sum(t.returned.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
         self._started = step.started
@@ -985,15 +993,16 @@ class GradientPipeline:
         step.transfers.clear()  # breaks the reference cycle with the step
 
     def _note_owing(self, step: Step) -> None:
-        """Notes whether any rank may owe something after a step, which its plans tell all ranks."""
-        plans = [transfer.applied_plan for transfer in step.transfers]
-        if not self.settings.feedback:
-            return
-        loses = any(plan.lossy or plan.encoding not in UNCHANGED for plan in plans)
-        if loses or step.overflowed or step.action == "skipped":
-            self._owing = True
-        elif all(plan.encoding == "f32" for plan in plans):
-            self._owing = False  # what was owed before is delivered, too
+        """Notes of what any rank may owe something after a step, which its plans tell all ranks."""
+        skipped = step.action == "skipped"
+        for transfer in step.transfers if self.settings.feedback else ():
+            plan = transfer.applied_plan
+            self._flush.owing.note(
+                step.number,
+                transfer.asked.slots,
+                loses=plan.lossy or plan.encoding not in UNCHANGED or skipped,
+                exact=plan.encoding == "f32",
+            )
 
     def _shorten(self, step: Step) -> None:
         """Cuts later plans for shorter datagrams, if paths no longer carry the present ones.
@@ -1006,10 +1015,25 @@ class GradientPipeline:
         if 0 < shortest < (self._datagram or self.communicator.datagram):
             self._datagram = shortest
 
-    def _note_flush(self, agreed: Summary, *, flushed: bool) -> None:
-        """Takes over whether the next step is exact because some rank's user asked for it."""
-        self._flush = agreed.flush or (self._flush and not flushed)
-        self._ballots.flush = self._ballots.flush and not agreed.flush
+    def _keep_owing(self, owing: bool) -> None:
+        """Takes over whether anything may be owed, of whatever parameter."""
+        self._flush.owing = Owing(self._names.trained or () if owing else ())
+
+    def _note_flush(
+        self, agreed: Summary, first: tuple[TensorSlot, ...] | None, *, flushed: bool
+    ) -> None:
+        """Takes over whether the next steps are exact because some rank's user asked for it.
+
+        Args:
+            agreed: The summary of the step that has ended.
+            first: Its first bucket, where it is known.
+            flushed: Whether it was exact itself, because of an earlier call.
+        """
+        if flushed:
+            self._flush.end(agreed.step)
+        if agreed.flush:
+            self._flush.ask(first)
+            self._ballots.flush = False
 
     def _check_skips(self) -> None:
         """Reverts the books of gradients that a loss scaler has kept from their optimizer."""
@@ -1021,8 +1045,9 @@ class GradientPipeline:
         """Reverts the books of gradients that nobody applies."""
         if waiting is not None:
             self._books.undo(waiting.keys)
-            self._flush = self._flush or waiting.flushes
-            self._owing = self.settings.feedback
+            if waiting.flushes:
+                self._flush.ask()
+            self._flush.owing.add(waiting.keys if self.settings.feedback else ())
 
     def _report(
         self,

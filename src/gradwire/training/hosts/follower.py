@@ -65,7 +65,6 @@ class Follower(SharingPipeline):
     # ------------------------------------------------------------------ a bucket's way
 
     def _own_ballot(self, joined: bool) -> Ballot:
-        self._skipped = []
         self._check_skips()
         if self._scaler is not None and not joined:
             self.set_grad_scale(self._scaler.get_scale())
@@ -73,6 +72,7 @@ class Follower(SharingPipeline):
         return self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
 
     def _raise_up(self, handed: Handed) -> None:
+        self._let_optimizers_step(handed.parameters)
         if handed.elements:
             handed.rows = self._rows(handed)
             self._forget_rows(handed)
@@ -145,9 +145,9 @@ class Follower(SharingPipeline):
         self._keep_decisive(end.kept)
         if end.skipped:
             for handed in self._step_buckets:
-                self._skipped.extend(handed.parameters)
+                self._keep_from_optimizers(handed.parameters)
 
-        self._note_flush(report.agreed, flushed=end.flushes)
+        self._note_flush(report.agreed, None, flushed=end.flushes)
         for owner in end.owners:
             self._skips.wait(owner, (), self._grad_scale, flushes=end.flushes)
         for owner in end.overflowed:
