@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gradwire_lab.demo import command, course
 from gradwire_lab.demo.course import Outcome
+from gradwire_lab.demo.figure import write_figure
 from gradwire_lab.demo.page import render
 from gradwire_lab.demo.results import document, summarize
 from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick
@@ -298,8 +299,19 @@ def test_what_is_not_all_never_reads_as_all() -> None:
     assert share(None) == milliseconds(None) == "–"
 
 
-def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:
+def _long(document: dict[str, Any]) -> dict[str, Any]:
+    """The same after as many timed steps as comparisons need."""
+    return {**document, "contestants": [{**e, "timed_steps": 60} for e in document["contestants"]]}
+
+
+def test_a_short_run_compares_no_times() -> None:
     line = headline(_document())
+    assert "Everything works" in line
+    assert "times as fast" not in line
+
+
+def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:
+    line = headline(_long(_document()))
     assert "gradwire dblp" in line
     assert "101 ms and 301 ms" in line
     assert "times as fast" in line
@@ -310,7 +322,7 @@ def test_the_default_policy_is_in_the_headline_and_its_encoding_in_the_notes() -
     known = _document()
     assert not any("sends half precision" in note for note in notes(known))
     known = _document(blocks=_all_blocks(encoded=0.5))
-    assert "Over gradwire adaptive the model trains" in headline(known)
+    assert "Over gradwire adaptive the model trains" in headline(_long(known))
     assert any("50.0 % of the bytes of gradwire reliable" in note for note in notes(known))
     assert "<svg" in render(known)
 
@@ -345,7 +357,7 @@ def test_like_is_compared_with_like() -> None:
         "gloo": pytest.approx(0.4 / 0.25),
         "gloo-fp16": pytest.approx(0.3 / 0.25),
     }
-    line = headline(known)
+    line = headline(_long(known))
     assert "Over gradwire adaptive the model trains 1.20 times as fast as over Gloo fp16" in line
     assert "Over gradwire dblp the model trains 1.33 times as fast as over Gloo f32" in line
     places = [COLUMNS.index(column) for column in ("× peer", "peer")]
@@ -362,21 +374,21 @@ def test_like_is_compared_with_like() -> None:
 def test_what_was_not_compressed_is_compared_with_single_precision() -> None:
     known = _document(blocks=_all_blocks(encoded=1.0))
     assert _peers(known)["adaptive"] == "gloo"
-    assert "1.60 times as fast as over Gloo f32" in headline(known)
-    assert "Gloo fp16" not in headline(known)
+    assert "1.60 times as fast as over Gloo f32" in headline(_long(known))
+    assert "Gloo fp16" not in headline(_long(known))
 
 
 def test_without_a_peer_the_headline_compares_nothing() -> None:
     blocks = [each for each in _all_blocks(0.5) if each.contestant in ("gloo", "adaptive")]
     known = _document(blocks=blocks)
     assert _peers(known) == {"gloo": None, "adaptive": None}
-    assert "times as fast" not in headline(known)
+    assert "times as fast" not in headline(_long(known))
     assert any("gradwire adaptive with none here" in note for note in notes(known))
 
 
 def test_the_headline_says_so_when_it_is_slower() -> None:
     blocks = [_block("gloo", 101.0, [0.9, 0.1]), _block("dblp", 103.0, [0.9, 0.3])]
-    assert "trains 0.60 times as fast as over Gloo" in headline(_document(blocks=blocks))
+    assert "trains 0.60 times as fast as over Gloo" in headline(_long(_document(blocks=blocks)))
 
 
 def test_on_loopback_no_times_are_compared() -> None:
@@ -435,6 +447,22 @@ def test_the_page_is_one_file_with_its_plots() -> None:
     assert "@import" not in page
     for text in (known["headline"].split("'")[0], "gradwire demo", known["machine"]["torch"]):
         assert text in page
+
+
+def test_the_picture_and_its_figures_are_of_one_demo(tmp_path: Path) -> None:
+    known = _document(blocks=_all_blocks(encoded=0.25))
+    light, dark, figures = write_figure(known, tmp_path / "times.svg")
+    read = json.loads(figures.read_text())
+    assert read["date"] == known["date"]
+    for name, entry in read["contestants"].items():
+        mine = next(each for each in known["contestants"] if each["name"] == name)
+        assert entry["comm_max_s"] == mine["comm_max_s"]
+        keys = ("comm_median_s", "comm_p90_s", "comm_max_s")
+        times = " · ".join(f"{1000 * mine[key]:.0f}" for key in keys)
+        for form in (light, dark):
+            assert times in form.read_text()
+            assert mine["label"] in form.read_text()
+    assert light.read_text() != dark.read_text()
 
 
 def test_the_page_of_a_failed_demo_shows_why() -> None:

@@ -546,6 +546,28 @@ def test_micro_batches_that_average_nothing_are_added_to_the_one_that_does(
         assert several < 1.3 * one
 
 
+def forgets(rank: int, world: int) -> None:
+    """The last micro-batch gives no gradient to what an earlier one has given one to."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    net = fully_shard(Branches(), mesh=mesh["shard"])
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    attachment = gradwire.attach(net, "reliable", replicas=mesh["replicate"])
+    for used in ("left right", "right"):
+        net.set_requires_all_reduce(used == "right")
+        net(torch.ones(2, 8), used).backward()
+    with pytest.raises(gradwire.ConfigError) as error:
+        ours.step()
+    assert error.value.value == "left.weight"
+    net(torch.ones(2, 8), "left right").backward()
+    ours.step()
+    assert torch.equal(net.left.bias.grad.full_tensor(), torch.full((9,), 4.0))
+    attachment.detach()
+
+
+def test_a_step_that_forgets_a_micro_batch_is_an_error(four: Ranks) -> None:
+    four.run(forgets)
+
+
 def filled(rank: int, world: int) -> torch.Tensor:
     """What no replica delivered is the first moment of this rank's own shard."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
@@ -826,6 +848,86 @@ def partial(rank: int, world: int) -> None:
 
 def test_parameters_without_a_gradient_are_left_out(two: Ranks) -> None:
     two.run(partial)
+
+
+class Heads(nn.Module):
+    """A body and two heads, all of which run; a loss may leave some of them out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(WIDTHS[0], 70)
+        self.first, self.second = nn.Linear(70, 9), nn.Linear(70, 9)
+
+    def forward(self, x: torch.Tensor, used: str) -> torch.Tensor:
+        x = self.body(x)
+        if "body" not in used:
+            x = x.detach().requires_grad_()
+        outputs = {"first": self.first(x), "second": self.second(x)}
+        return sum(out.sum() for name, out in outputs.items() if name in used)  # type: ignore[return-value]
+
+
+def alike(rank: int, world: int, name: str) -> None:
+    """All ranks leave a group out, and where torch has a call for it, each another parameter."""
+    twin, net = Heads(), Heads()
+    twin.load_state_dict(net.state_dict())
+    for each in (net.body, net.first, net.second, net):
+        fully_shard(each, mesh=mesh_of(world))
+    attachment = gradwire.attach(net, name)
+    for step, used in enumerate(("body first", "body second", "body first")):
+        for each in (twin, net):
+            each.zero_grad()
+            each(batch(rank, step), used).backward()
+        assert (attachment.step, attachment.report().buckets) == (step + 1, 2)
+        expected = average_of(
+            torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
+        )
+        torch.testing.assert_close(gradients_of(net), expected, rtol=1e-5, atol=1e-5)
+    attachment.detach()
+    branches = fully_shard(Branches(), mesh=mesh_of(world))
+    if hasattr(branches, "set_reduce_scatter_unused_params"):
+        branches.set_reduce_scatter_unused_params(True)
+        attachment = gradwire.attach(branches, name)
+        branches(torch.ones(2, 8), "left" if rank else "other right").backward()
+        assert torch.equal(branches.left.bias.grad.full_tensor(), torch.full((9,), 1.0))
+        attachment.detach()
+
+
+@pytest.mark.parametrize("name", ["reliable", "ltp"])
+def test_ranks_may_all_leave_the_same_group_out(two: Ranks, name: str) -> None:
+    two.run(alike, name=name)
+
+
+def uses(rank: int, world: int, kind: str, used: list[str]) -> dict[str, Any]:
+    net: Any = Branches() if kind == "parameters" else Heads()
+    if kind == "groups":
+        for each in (net.body, net.first, net.second):
+            fully_shard(each, mesh=mesh_of(world), reshard_after_forward=False)
+    fully_shard(net, mesh=mesh_of(world), reshard_after_forward=False)
+    attachment = gradwire.attach(net, "mlt", p=0.1)
+    x = torch.ones(2, 8) if kind == "parameters" else batch(rank, 0)
+    net(x, used[0]).backward()
+    with pytest.raises(gradwire.TransferError) as error:
+        net(x, used[rank]).backward()
+    attachment.detach()
+    return {**vars(error.value), "text": str(error.value)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "used", "odd", "words"),
+    [
+        ("parameters", ["left right", "left"], 1, "'right.weight', 'right.bias'"),
+        ("parameters", ["left", "other"], 0, "set_reduce_scatter_unused_params(True)"),
+        ("groups", ["body first second", "body second"], 1, "the parameters of 'body'"),
+        ("groups", ["body first second", "first second"], 1, "nothing more"),
+    ],
+)
+def test_ranks_that_use_different_parameters_all_say_which(
+    two: Ranks, kind: str, used: list[str], odd: int, words: str
+) -> None:
+    first, second = two.run(uses, kind=kind, used=used)
+    assert first == second
+    assert (first["cause"], first["rank"], first["step"]) == ("plan", odd, 1)
+    assert words in first["text"]
 
 
 # ---------------------------------------------------------------------------- requires_grad

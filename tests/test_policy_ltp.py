@@ -37,12 +37,12 @@ def last_plans(job: Job) -> list[TransferPlan]:
 def test_the_threshold_starts_by_the_estimate_and_becomes_the_best_whole_push(servers: int) -> None:
     job = Job(4, TENSORS, "ltp", every=10, servers=servers)
     assert [len(plan.schedule) for plan in last_plans(job)] == [1] * 4  # nothing is known yet
-    run(job, range(5))
+    run(job, range(6))
     first = {policy.threshold(0) for policy in job.policies}
     assert len(first) == 1
     estimate = first.pop()
     assert estimate is not None
-    run(job, range(5, 20))
+    run(job, range(6, 20))
     pushes = job.report.agreed.pushes
     learned = {policy.threshold(0) for policy in job.policies}
     assert len(learned) == 1

@@ -251,11 +251,15 @@ def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
     here.step([np.ones(sum(SMALL.values()), np.float32)] * 2)
 
 
-def test_a_state_of_adaptives_former_rule_is_refused() -> None:
-    """It holds what that rule knew, and no times of encodings."""
+@pytest.mark.parametrize("trials", [None, {"current": 1, "untried": [0, 2], "times": {1: [0.1]}}])
+def test_a_state_of_adaptives_former_rules_is_refused(trials: object) -> None:
+    """It holds what those rules knew, and no promises of encodings."""
     here = Job(2, SMALL, "adaptive", buckets=[2, 1], datagram=256)
+    saved = copy.deepcopy(SAVED["adaptive-layers"])
+    if trials is not None:
+        saved["phases"]["trials"] = trials
     with pytest.raises(ConfigError, match="start the policy anew") as error:
-        here.pipelines[0].load_state_dict(copy.deepcopy(SAVED["adaptive-layers"]))
+        here.pipelines[0].load_state_dict(saved)
     assert error.value.setting == "state['phases']['trials']"
 
 

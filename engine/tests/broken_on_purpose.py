@@ -632,6 +632,14 @@ BREAKS = (
     ),
     Break(
         10,
+        "each worker chooses encodings by what it waited itself",
+        PYTHON + "policies/parts/trials.py",
+        "pace = report.agreed.pace",
+        "pace = report.agreed.pace and Pace(report.comm_s, 1.0 if report.rank else 0.0)",
+        "tests/test_policy_adaptive.py -k longer",
+    ),
+    Break(
+        10,
         "a plan's hash leaves the shards out",
         PROTO + "plan/plan.cc",
         "for (const uint64_t shard : shards) body.put(shard);",
@@ -669,6 +677,14 @@ BREAKS = (
         "new = [slot for slot in slots if slot.key not in self._kept]",
         "new = list(slots)",
         "tests/test_ddp_steps.py::test_each_optimizer_that_a_scaler_skips_owes_what_was_owed",
+    ),
+    Break(
+        10,
+        "ranks sum gradients of different tensors of one size",
+        PYTHON + "training/pipeline.py",
+        "tensors = [slots.digest] if isinstance(slots, ComparedLayout) else []",
+        "tensors: list[int] = []",
+        "tests/test_fsdp2.py::test_ranks_that_use_different_parameters_all_say_which",
     ),
     Break(
         8,

@@ -19,6 +19,7 @@ __all__ = [
     "LAST_EPOCH",
     "PHASES",
     "Ballot",
+    "Pace",
     "Phase",
     "Summary",
     "nonfinite",
@@ -28,8 +29,12 @@ __all__ = [
 Phase = Literal["critical", "tolerant"]
 PHASES = ("critical", "tolerant")
 
-GAUGES = ("lost", "block", "rtprop", "block", "slowness", "block")
+GAUGES = ("lost", "pace", "pace", "slowness", "pace", "rtprop")
 """What the gauge value of a ballot holds: in step s it is GAUGES[s % 6]."""
+
+_LEVELS = (1 << 9) - 1
+_TIME_BITS = 31
+"""On the wire a share of a pace has so many levels above 0, and its time is a positive float32."""
 
 LAST_EPOCH = 1 << 32
 
@@ -66,6 +71,43 @@ _COUNT = 1 << 17
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How long a step took, and how much of it depends on the encoding.
+
+    Attributes:
+        step_s: Duration of the step in seconds, computation included.
+        network: Share of the step in which nothing was left to compute and the network held it up,
+            in [0, 1].
+        coding: Share of the step that the processor takes to encode and decode its gradients, or
+            would take if they were encoded, in [0, 1].
+    """
+
+    step_s: float
+    network: float = 0.0
+    coding: float = 0.0
+
+    def gauge(self) -> float:
+        """Returns a number whose maximum over the workers belongs to the one that waited least.
+
+        Workers that compute longer than others wait less, so what the others wait for them is not
+        held against the network.
+        """
+        (time,) = struct.unpack("<I", struct.pack("<f", self.step_s))
+        waited, coded = (round(share * _LEVELS) for share in (self.network, self.coding))
+        return float(((_LEVELS - waited) * (_LEVELS + 1) + coded) << _TIME_BITS | time)
+
+    @staticmethod
+    def from_gauge(value: float) -> Pace | None:
+        """Returns the pace of which `gauge` made a number; None for 0, where it is not known."""
+        shares, time = divmod(int(value), 1 << _TIME_BITS)
+        (step_s,) = struct.unpack("<f", struct.pack("<I", time))
+        if step_s <= 0.0:
+            return None
+        waited, coded = divmod(shares, _LEVELS + 1)
+        return Pace(step_s, 1.0 - waited / _LEVELS, coded / _LEVELS)
+
+
+@dataclass(frozen=True)
 class Ballot:
     """The values that one worker adds to one bucket, in the engine's eight statistics values.
 
@@ -84,9 +126,9 @@ class Ballot:
         flush: Whether the user asked for an exact step, in the first bucket only.
         push_s: Duration of this bucket's last push in seconds; 0 when it is not known, infinite
             when not everything arrived. The maximum over the workers counts, as of all that follow.
-        gauge: The value that GAUGES names for this step: the largest share of a step that was lost
-            since this was last sent, the seconds of the last two steps, RTprop in seconds, or the
-            inverse of BtlBw in seconds per byte; 0 when it is not known.
+        gauge: The value that GAUGES names for this step: the pace of the step before
+            (`Pace.gauge`), the inverse of BtlBw in seconds per byte, RTprop in seconds, or the
+            largest share of a step that was lost since this was last sent; 0 when it is not known.
         applied_square: Squared norm of the last step's applied gradient; None before there is one.
         epoch: The newest epoch that this worker has begun, -1 for none.
         scale: What the worker's gradients are multiplied by (`scales_differ`). None for a worker
@@ -243,7 +285,7 @@ class Summary:
         lost: Largest share of a step that a worker lost since this was last sent. This and the
             next three take turns (GAUGES) and are None in other steps and when not known.
         rtprop_s: Largest RTprop of any rank in seconds.
-        block_s: Seconds that the last two steps took at the slowest worker.
+        pace: The pace of the step before, at the worker that waited least for the network.
         btlbw: Smallest BtlBw of any rank in bytes per second.
         layers: Fresh norm of each layer, as the root of the mean square over the workers and over
             the steps since the detector "layers" last decided; None in steps in which it does not.
@@ -262,7 +304,7 @@ class Summary:
     pushes: tuple[float, ...] = ()
     lost: float | None = None
     rtprop_s: float | None = None
-    block_s: float | None = None
+    pace: Pace | None = None
     btlbw: float | None = None
     layers: Mapping[str, float] | None = None
 
@@ -325,6 +367,6 @@ class Summary:
             pushes=tuple(pushes),
             lost=gauge if name == "lost" else None,
             rtprop_s=gauge if name == "rtprop" and gauge > 0 else None,
-            block_s=gauge if name == "block" and gauge > 0 else None,
+            pace=Pace.from_gauge(gauge) if name == "pace" else None,
             btlbw=1.0 / gauge if name == "slowness" and gauge > 0 else None,
         )

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["WRAPPED", "named_parameters", "plain_name", "some_of"]
+__all__ = ["WRAPPED", "named_parameters", "plain_name", "ranks_as_text", "some_of"]
 
 MOST_NAMED = 3
 """How many of several names a text has at most."""
+MOST_RANKS = 8
+"""How many of several ranks a text has at most."""
 
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 """The names under which compiled modules and torch's checkpoint wrappers hold the wrapped one."""
@@ -44,3 +46,11 @@ def some_of(names: Sequence[str]) -> str:
     """Returns names as text: "'a'", "'a', 'b'", "'a', 'b', 'c' and 5 more"."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(map(repr, names[:MOST_NAMED])) + more
+
+
+def ranks_as_text(ranks: Sequence[int]) -> str:
+    """Returns ranks as text: "rank 1", "ranks 0, 2", "ranks 0, 1, … (60)"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f", … ({len(ranks)})" if len(ranks) > MOST_RANKS else ""
+    return f"ranks {', '.join(map(str, ranks[:MOST_RANKS]))}{more}"

@@ -2,7 +2,7 @@
 
 It combines ideas of several systems: the phases of DBLP (arXiv 2605.01989), vesting as in its
 follow-up, layers of different tolerance as in PLOT, a phase per layer as in Accordion (MLSys
-2021), and compression only where it shortens steps, which is found by trying
+2021), and compression only where it shortens steps
 (`gradwire.policies.parts.trials`). A tensor's bound is p_low in its layer's critical phases and
 p_high elsewhere, times its tolerance:
 
@@ -139,6 +139,11 @@ class Adaptive(Policy):
         """The encoding of the next step, and the share of the elements that it keeps."""
         return self._trials.encoding
 
+    @property
+    def compares_encodings(self) -> bool:
+        """Whether there is more than one encoding to choose from."""
+        return len(self._trials.encodings) > 1
+
     def options(self) -> dict[str, object]:
         """Returns the options with the contents of the table, which the ranks compare."""
         values = {name: getattr(self, name) for name in option_names(type(self))}
@@ -239,13 +244,14 @@ class Adaptive(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else."""
-        if "trials" not in state and "phases" in state:
+        trials = state.get("trials", {"untried": None})
+        if "phases" in state and isinstance(trials, Mapping) and "untried" in trials:
             raise ConfigError.about(
-                "state['phases'] of policy 'adaptive' has no 'trials', so an earlier version with "
-                "another rule saved it",
+                "state['phases'] of policy 'adaptive' was saved by an earlier version, which chose "
+                "encodings by another rule",
                 "start the policy anew, and load the model and the optimizer without this state",
                 setting="state['phases']['trials']",
-                value=None,
+                value=state.get("trials"),
             )
         self._read(state, "trials", "pushes")
         self._trials.load_state_dict(state["trials"])

@@ -279,6 +279,11 @@ class Policy(ABC):
         return False
 
     @property
+    def compares_encodings(self) -> bool:
+        """Whether it goes by the processor's time for an encoding, which is measured then."""
+        return False
+
+    @property
     def floor(self) -> float:
         """The share of a step that every worker must deliver, else the guard acts; 0 for none."""
         return 0.0

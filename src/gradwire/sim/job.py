@@ -70,6 +70,7 @@ class VirtualEngine(Engine):
     """
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
+        self.session = 0
         self.datagram = fabric.datagram_bytes
         self.stager = Stager(f"gradwire-stage-{rank}")
         self.pending: list[tuple[int, AllReduce, Handle]] = []
@@ -291,11 +292,12 @@ class Job:
         for host in range(self.world + self.fabric.servers):
             self.fabric.set_link(host, "up", link)
 
-    def step(self, gradients: Sequence[Flat]) -> list[Flat]:
+    def step(self, gradients: Sequence[Flat], apart_s: float = 0.0) -> list[Flat]:
         """Runs one step.
 
         Args:
             gradients: Each rank's gradient over all tensors, which is rounded to the job's type.
+            apart_s: Seconds by which each rank begins later than the one before it.
 
         Returns:
             What each rank applies, as float32.
@@ -303,7 +305,7 @@ class Job:
         Raises:
             TransferError: A transfer failed, or the step hangs.
         """
-        results, futures = self.start(gradients)
+        results, futures = self.start(gradients, apart_s)
         while any(engine.pending for engine in self.engines):
             if not self.fabric.run(self.fabric.now + PATIENCE_S):
                 raise TransferError(f"the job hangs: {PATIENCE_S:g} virtual seconds are over")
@@ -315,12 +317,14 @@ class Job:
         return [result.float().numpy() for result in results]
 
     def start(
-        self, gradients: Sequence[Flat]
+        self, gradients: Sequence[Flat], apart_s: float = 0.0
     ) -> tuple[list[torch.Tensor], list[torch.futures.Future[torch.Tensor]]]:
         """Begins a step; returns the memory of its results, and futures by rank and bucket."""
         results = [torch.tensor(gradient).to(self._dtype) for gradient in gradients]
         futures = []
         for rank, pipeline in enumerate(self.pipelines):
+            if rank and apart_s:
+                self.compute(apart_s)
             at = 0
             for index, group in enumerate(self.groups):
                 length = sum(parameter.numel() for parameter in group)

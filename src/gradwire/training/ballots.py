@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from gradwire.core.agreed import GAUGES, LAST_EPOCH, PHASES, Ballot, Phase
+from gradwire.core.agreed import GAUGES, LAST_EPOCH, PHASES, Ballot, Pace, Phase
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TensorSlot, TransferReport
@@ -34,6 +34,9 @@ Where it recurs, the mean grows with it, until it counts in full."""
 MEMORY = 0.8
 """Weight of that mean after another step; about the last five steps count."""
 
+CODINGS = 2.0
+"""How often an element is encoded and decoded: as a contribution, and as a result."""
+
 
 class BallotBox:
     """Collects one worker's values until they are sent.
@@ -42,6 +45,7 @@ class BallotBox:
         policy: The policy.
         optimizers: The optimizers whose learning rates are watched.
         watched: Whether the losses have an effect (setting `loss_rise`).
+        coding_s: Seconds that the processor takes to encode and decode one element.
 
     Attributes:
         epoch: The newest epoch begun, -1 for none.
@@ -55,6 +59,7 @@ class BallotBox:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         *,
         watched: bool = False,
+        coding_s: float = 0.0,
     ) -> None:
         self.epoch = -1
         self.applied_square: float | None = None
@@ -68,7 +73,7 @@ class BallotBox:
         self._losses = 0  # their number
         self._push_s: dict[tuple[TensorSlot, ...], float] = {}
         self._lost = 0.0  # largest share of a step lost since this was last sent
-        self._block_s = 0.0  # seconds of the steps since this was last sent
+        self._coding_s = coding_s
         self._step_s: float | None = None  # mean seconds of a step
 
     def set_phase(self, phase: Phase | None) -> None:
@@ -227,20 +232,37 @@ class BallotBox:
 
     def _gauge(self, step: int, last: StepReport | None, elapsed_s: float) -> float:
         """Returns this worker's value of the gauge that this step sends."""
+        step_s = 0.0
         if last is not None and elapsed_s > 0.0:
-            self._block_s += self._without_pause(elapsed_s, last.comm_s)
+            step_s = self._without_pause(elapsed_s, last.comm_s)
         name = GAUGES[step % len(GAUGES)]
         if name == "lost":
             lost, self._lost = self._lost, 0.0
             return lost
-        if name == "block":
-            block_s, self._block_s = self._block_s, 0.0
-            return block_s
         if last is None:
             return 0.0
+        if name == "pace":
+            return self._pace(last, step_s).gauge() if step_s > 0.0 else 0.0
         if name == "rtprop":
             return last.rtprop_s
         return 1.0 / last.btlbw if last.btlbw > 0 else 0.0
+
+    def _pace(self, last: StepReport, step_s: float) -> Pace:
+        """Returns the pace of the last step.
+
+        Its bytes cannot have kept the network for longer than they take at BtlBw, and its result
+        comes a round trip after its contributions whatever they hold. What the worker waited beyond
+        that was for processors, and other bytes would change neither.
+        """
+        waited_s = last.exposed_s - last.rtprop_s
+        if last.btlbw > 0.0:
+            waited_s = min(waited_s, last.bytes / last.btlbw)
+        coding_s = CODINGS * last.elements * self._coding_s
+        return Pace(step_s, _share(waited_s, step_s), _share(coding_s, step_s))
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part / whole, 0.0), 1.0)
 
 
 def _learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:

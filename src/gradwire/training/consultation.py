@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gradwire.core.agreed import Summary
 from gradwire.core.errors import TransferError
+from gradwire.core.names import ranks_as_text
 from gradwire.core.plan import TransferPlan, mix_seed
 from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
@@ -27,11 +28,11 @@ from gradwire.transport.communicator import Communicator, Handle
 
 __all__ = ["Consultation"]
 
-MOST_NAMED = 8
-"""How many ranks an error lists at most."""
-
 SCALES = (1 << 32) + 1
 """The place, in the seed, of the transfer that compares scales; it is behind every bucket's."""
+
+END = (1 << 32) + 2
+"""The place of the transfer that stands for the end of a step's buckets."""
 
 
 class Consultation:
@@ -132,8 +133,8 @@ class Consultation:
                 ranks.setdefault(scale, []).append(rank)
         first, *others = ranks.items()
         verb = "multiplies its" if len(first[1]) == 1 else "multiply their"
-        named = [f"{_describe(first[1])} {verb} gradients by {first[0]:.9g}"]
-        named += [f"{_describe(theirs)} by {scale:.9g}" for scale, theirs in others]
+        named = [f"{ranks_as_text(first[1])} {verb} gradients by {first[0]:.9g}"]
+        named += [f"{ranks_as_text(theirs)} by {scale:.9g}" for scale, theirs in others]
         odd = min(reversed(ranks.values()), key=len)
         raise TransferError(
             f"step {step}: {', '.join(named)}: the loss scale must be the same on all ranks; start "
@@ -142,6 +143,10 @@ class Consultation:
             step=step,
             cause="plan",
         )
+
+    def confirm_end(self, step: int) -> Handle:
+        """Starts the transfer that stands where another rank may have a further bucket."""
+        return self._exact(np.zeros(1, np.float32), step, END, ())
 
     def agreed(self, summary: Summary, consulted: Handle) -> tuple[Summary, float]:
         """Returns what the transfer agreed on.
@@ -169,11 +174,3 @@ class Consultation:
         seed = mix_seed(self._settings.seed, self._number, step, place)
         plan = replace(TransferPlan.whole(values.size), seed=seed)
         return self._communicator.all_reduce(values, plan, step=step, stats=stats)
-
-
-def _describe(ranks: list[int]) -> str:
-    """Names ranks as text: "rank 1", "ranks 0, 2", "ranks 0, 1, … (60)"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = f", … ({len(ranks)})" if len(ranks) > MOST_NAMED else ""
-    return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +24,18 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.names import named_parameters, some_of
 from gradwire.policies import Policy
 from gradwire.training.bucket import ComparedLayout, Scatter
 from gradwire.training.connection import Connection, check_memory
+from gradwire.training.fsdp_difference import END, difference
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
 from gradwire.training.fsdp_passes import Passes
 from gradwire.training.guard import floor_of
 from gradwire.training.optimizers import Given, held_by
+from gradwire.training.pipeline import GradientPipeline
+from gradwire.training.staging import without_traceback
 
 __all__ = ["Alone", "ReduceScatter", "Replicated", "Sharded", "average"]
 
@@ -48,6 +53,9 @@ LEFT = (
     "and no gradient is reduced any more; go on from a checkpoint, after detach() and the root "
     "module's reset_iter_state() where torch has it, else in new processes"
 )
+
+COMPARED_S = 3.0
+"""How long ranks wait to learn what the others have reduced, in seconds."""
 
 DIVIDED = (torch.float32, torch.bfloat16)
 """The types of sums whose division torch leaves to the reduction."""
@@ -128,6 +136,10 @@ class FullySharded(Connection):
         )
         self._rank = dist.get_rank(process_group)
         self._next = 0  # the index of the next bucket of the step
+        self._begun: list[tuple[ShardGroup, tuple[int, ...]]] = []  # the step's reductions
+        self._ended = False  # whether no other one follows
+        self._explaining = threading.Lock()
+        self._explained: TransferError | None = None
         self._results: list[torch.futures.Future[torch.Tensor]] = []
         self._passes = Passes(model, self._check_module, self._begin, self._end)
         for group in groups:
@@ -327,12 +339,13 @@ class FullySharded(Connection):
             raise self._cannot_wait(group, reads)
         bucket = GroupBucket(self._next, values, list(group.parameters(members)))
         self._next += 1
+        self._begun.append((group, members))
         layout = self._layout(group, members)
         result = pipeline.reduce(bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT)
         if reads:
             pipeline.wait()
         if reads or result.done():
-            result.wait()  # raises what failed, and orders streams
+            self._await(result)  # raises what failed, and orders streams
         else:
             self._results.append(result)
         return result
@@ -341,6 +354,7 @@ class FullySharded(Connection):
 
     def _begin(self) -> None:
         self._next, self._results = 0, []
+        self._begun, self._ended = [], False
 
     def _end(self) -> None:
         """Ends the step, when the backward pass is over and all groups are reduced."""
@@ -348,10 +362,56 @@ class FullySharded(Connection):
             return
         results, self._results = self._results, []
         pipeline = self.pipeline
+        begun = {group for group, _ in self._begun}
+        if any(group not in begun and self._is_due(group) for group in self._groups):
+            self._ended = True
+            pipeline.confirm_end()
         results.append(pipeline.reduce(LastBucket(self._next, torch.empty(0), [])))
         pipeline.wait()
         for each in results:
-            each.wait()
+            self._await(each)
+
+    def _await(self, result: torch.futures.Future[torch.Tensor]) -> None:
+        """Waits for a result; raises what failed, which torch's futures hide in a text."""
+        try:
+            result.wait()
+        except RuntimeError:
+            failure = self.pipeline.failure
+            if isinstance(failure, GradwireError):
+                raise without_traceback(failure) from None
+            raise
+
+    def _is_due(self, group: ShardGroup) -> bool:
+        """Returns whether a pass that uses a group reduces it."""
+        return bool(group.trained) and bool(group.inner.reduce_grads)
+
+    # ------------------------------------------------------------------ ranks that differ
+
+    def _open(self, *args: Any) -> GradientPipeline:
+        pipeline = super()._open(*args)
+        pipeline.explain = functools.partial(self._explain, pipeline)
+        return pipeline
+
+    def _explain(self, pipeline: GradientPipeline, error: BaseException) -> BaseException:
+        """Returns the error about plans that differ because the ranks reduce other parameters.
+
+        The ranks tell each other what they have reduced, through the store, so that each of them
+        can name what differs.
+        """
+        if not isinstance(error, TransferError) or error.cause != "plan":
+            return error
+        with self._explaining:  # several transfers fail at once
+            if self._explained is None:
+                own = [
+                    (group.described, [group.names[index] for index in members])
+                    for group, members in self._begun
+                ]
+                text = json.dumps([*own, END] if self._ended else own)
+                topic = f"reduced/{pipeline.number}/{pipeline.step}"
+                texts = pipeline.communicator.compare(topic, text, COMPARED_S)
+                reduced = {rank: json.loads(each) for rank, each in texts.items()}
+                self._explained = difference(pipeline.step, reduced) or error
+            return self._explained
 
 
 class Sharded(FullySharded):
@@ -476,6 +536,9 @@ class Replicated(FullySharded):
     def _elements(self, group: ShardGroup) -> int:
         return group.elements
 
+    def _is_due(self, group: ShardGroup) -> bool:
+        return super()._is_due(group) and bool(group.inner.all_reduce_grads)
+
     def _after_backward(self, group: ShardGroup, reduce: Any, *unused: Any) -> None:
         """Keeps the shard of a pass that averages nothing (`set_requires_all_reduce(False)`).
 
@@ -487,6 +550,23 @@ class Replicated(FullySharded):
             return
         with _untouched([each.sharded_param for each in group.inner.fsdp_params]):
             super()._after_backward(group, reduce, *unused)
+
+    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises ConfigError, too, where a step would leave out what micro-batches have kept."""
+        super()._check_step(optimizer)
+        held = set(map(id, held_by(optimizer))) if any(self._kept.values()) else ()
+        for group, kept in self._kept.items():
+            pairs = zip(kept, group.parameters(kept), strict=True)
+            names = [group.names[index] for index, each in pairs if id(each) in held]
+            if names:
+                raise ConfigError.about(
+                    f"{group.described}: gradients of {some_of(names)} from micro-batches under "
+                    "set_requires_all_reduce(False) are not averaged, and the optimizer steps",
+                    "call set_requires_all_reduce(True) before the last one's backward pass, and "
+                    "set_reduce_scatter_unused_params(True) where that may leave parameters out",
+                    setting="requires_all_reduce",
+                    value=names[0],
+                )
 
     def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
         group.check_members(shard.numel())

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import functools
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ from gradwire.training.step import (
 from gradwire.transport import transforms
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator, Handle
+from gradwire.transport.native import seconds_to_code
 from gradwire.transport.threads import apart
 
 __all__ = ["GradientPipeline"]
@@ -136,7 +138,13 @@ class GradientPipeline:
         self.settings = settings
         self._optimizers = optimizers or Optimizers()
         each = self._optimizers.each
-        self._ballots = BallotBox(policy, each, watched=settings.loss_rise is not None)
+        compares = policy.compares_encodings and communicator.world_size > 1
+        self._ballots = BallotBox(
+            policy,
+            each,
+            watched=settings.loss_rise is not None,
+            coding_s=seconds_to_code(clock) if compares else 0.0,
+        )
         if policy.fill == "momentum" and not each:
             raise ConfigError.of(
                 "fill",
@@ -177,6 +185,7 @@ class GradientPipeline:
         self._step_lost = False  # the failure met a step, or a later one was refused
         # Results of the last step begun that nobody has waited for yet.
         self._awaited: collections.deque[threading.Event] = collections.deque()
+        self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
         self.when_stopped: Callable[[], None] = lambda: None
 
@@ -502,6 +511,40 @@ class GradientPipeline:
             self._fail(self._running, error)
             raise
 
+    def confirm_end(self) -> None:
+        """Waits until all ranks confirm that the running step has no further bucket.
+
+        A rank that has one fails, and so do all others.
+        """
+        step = self._running
+        if step is None:
+            return
+        number = step.number
+        started: queue.SimpleQueue[Handle | Exception] = queue.SimpleQueue()
+
+        def start() -> None:
+            try:
+                started.put(self._consultation.confirm_end(number))
+            except Exception as error:
+                started.put(error)
+
+        try:
+            if self.communicator.stager.started:  # it may not overtake the buckets
+                self.communicator.stager.submit(start)
+            else:
+                start()
+            found = started.get()
+            if isinstance(found, Exception):
+                raise found
+            found.wait()
+        except TransferError as error:
+            explained = self.explain(error)
+            self._fail(step, explained)
+            raise explained from None
+        except BaseException as error:
+            self._fail(step, error)
+            raise
+
     def _answer_empty(self, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket without elements, which is not sent; it may be a step's last one."""
         stage = self._stages.stage(bucket.index(), bucket.buffer())
@@ -714,7 +757,7 @@ class GradientPipeline:
             if not transfer.step.guarded:
                 self._settle(transfer)
         except Exception as error:
-            transfer.error = error
+            transfer.error = self.explain(error)
         self._done(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
@@ -825,6 +868,11 @@ class GradientPipeline:
         except Exception as error:
             self._fail(step, error)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The failure that has stopped this pipeline; None before one."""
+        return self._failure
+
     def stopped(self, more: str = "") -> GradwireError | None:
         """Returns the error of every use of this pipeline after a failure; None before one.
 
@@ -865,6 +913,7 @@ class GradientPipeline:
             error: Why.
             in_step: Whether a step fails by it.
         """
+        error = self.explain(error)
         if step is not None:
             self._go_on(step, step_end.Failed(error))
             return

@@ -187,10 +187,12 @@ class Engine(Protocol):
     """What a communicator needs of its engine.
 
     Attributes:
+        session: The tag of the engine's packets, of which no other engine of the job has the same.
         datagram: The agreed size of datagrams in bytes.
         stager: The queue of transfers that start later than they are asked for.
     """
 
+    session: int
     datagram: int
     stager: Stager
 

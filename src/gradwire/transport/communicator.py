@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses, rendezvous
 from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle
 from gradwire.transport.arrays import as_flat, as_tensor
+from gradwire.transport.bounded_store import BoundedStore
 from gradwire.transport.engines import join_engine
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.transport.threads import Stager
@@ -38,6 +40,9 @@ __all__ = ["ChunkGrid", "Communicator", "Handle"]
 DEFAULT_TIMEOUT_S = 1800.0
 """Longest duration of one transfer where neither a setting nor a process group names one."""
 
+
+MOST_COMPARED = 64
+"""How many ranks' texts are compared at most."""
 
 NUMBERS = 4095
 """How many numbers there are: an engine has 4,096 lanes, the first one for users without one."""
@@ -208,6 +213,35 @@ class Communicator(Connected):
             timeout_s=self.settings.rendezvous_timeout,
             ranks=self.ranks,
         )
+
+    def compare(self, topic: str, text: str, wait_s: float) -> dict[int, str]:
+        """Publishes a text in the store, and returns those of the ranks that publish theirs.
+
+        It needs no engine, so that ranks can find out why one has failed. Errors of the store are
+        dropped, since they would hide the cause.
+
+        Args:
+            topic: The topic, the same on all ranks and new for this engine.
+            text: This rank's text.
+            wait_s: Seconds to wait for the others.
+
+        Returns:
+            The texts, by rank in the job; of large jobs those of some ranks.
+        """
+        texts = {self.job_rank: text}
+        with contextlib.suppress(Exception):
+            store = BoundedStore(self.store, wait_s)
+            session = 0 if self.engine is None else self.engine.session
+            prefix = f"gradwire/{self._group}/{session}/{topic}"
+            store.set(f"{prefix}/{self.job_rank}", text)
+            keys = {rank: f"{prefix}/{rank}" for rank in self.ranks[:MOST_COMPARED]}
+            end = time.monotonic() + wait_s
+            while not store.check(list(keys.values())) and time.monotonic() < end:
+                time.sleep(0.05)
+            for rank, key in keys.items():
+                if store.check([key]):
+                    texts[rank] = store.get(key).decode()
+        return dict(sorted(texts.items()))
 
     def all_reduce(
         self,

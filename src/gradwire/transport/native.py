@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.errors import EngineMissingError
-from gradwire.core.plan import TransferPlan, TransferReport
+from gradwire.core.plan import Region, TransferPlan, TransferReport
 
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["ChunkGrid", "load_engine", "native_plan", "transfer_report", "trivial_report"]
+__all__ = [
+    "ChunkGrid",
+    "load_engine",
+    "native_plan",
+    "seconds_to_code",
+    "transfer_report",
+    "trivial_report",
+]
+
+CODED, TIMES = 1 << 16, 5
+"""Elements whose encoding is timed, and how often; the shortest time counts."""
 
 
 def load_engine() -> Any:
@@ -39,6 +49,22 @@ def load_engine() -> Any:
             "checkout build it with `make engine`"
         ) from error
     return _engine
+
+
+def seconds_to_code(clock: Callable[[], float]) -> float:
+    """Measures the seconds that the processor takes to encode and decode one element as int8.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
+    plan = native_plan(TransferPlan(CODED, (Region(0, CODED, 0.0),), encoding="int8"))
+    values, engine = np.ones(CODED, np.float32), load_engine()
+    taken = []
+    for _ in range(TIMES):
+        began = clock()
+        engine.round_trip(plan, values, 1472, 2)
+        taken.append(clock() - began)
+    return min(taken) / CODED
 
 
 class ChunkGrid:

@@ -47,6 +47,10 @@ def demo(
         int | None, typer.Option(min=1, help="Steps of each contestant, at most [400].")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.html.")] = OUT,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw the picture of the README into this SVG file, with its figures."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the JSON instead of the table.")
     ] = False,
@@ -60,6 +64,8 @@ def demo(
     """
     _check("--network", [network], NETWORKS)
     _check("--only", only or [], CONTESTANTS)
+    if figure is not None and (figure.suffix != ".svg" or not figure.parent.is_dir()):
+        raise typer.BadParameter(f"{figure}: FILE.svg in a folder", param_hint="--figure")
     end_as_ctrl_c_does()
     progress = Console(stderr=True)
     try:
@@ -76,6 +82,11 @@ def demo(
         progress.print("interrupted: nothing is left behind")
         raise typer.Exit(_INTERRUPTED) from None
     show(document, out, as_json, progress)
+    if figure is not None and document["contestants"]:
+        from gradwire_lab.demo.figure import write_figure
+
+        written = ", ".join(map(str, write_figure(document, figure)))
+        progress.print(f"Written: {written}", highlight=False, markup=False)
     if document["error"] is not None:
         raise typer.Exit(1)
 

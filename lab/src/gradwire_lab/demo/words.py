@@ -67,6 +67,9 @@ def headline(document: Document) -> str:
         for entry in (contestant(document, name) for name in _OURS)
         if entry is not None and entry["peer"] is not None
     ]
+    if document["mode"] != "loopback" and (few := _few_steps(document)) is not None:
+        names = ", ".join(entry["label"] for entry in document["contestants"])
+        return f"Everything works: {names} trained while the network burst. {few}"
     if not compared:
         return "; ".join(_alone(entry) for entry in document["contestants"])
     ours = compared[0]
@@ -76,6 +79,14 @@ def headline(document: Document) -> str:
     others = [entry for entry in compared if entry["peer"] != ours["peer"]][:1]
     second = [_times(document, entry) for entry in others]
     return " ".join([_times(document, ours), _losses(peer, ours), *second])
+
+
+def _few_steps(document: Document) -> str | None:
+    """Return a sentence where there are too few steps to compare times by."""
+    fewest = min((entry["timed_steps"] for entry in document["contestants"]), default=0)
+    if fewest >= _ENOUGH_STEPS:
+        return None
+    return f"Only {fewest} timed steps each: too few to compare times by."
 
 
 def _peer(document: Document, ours: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,9 +171,8 @@ def notes(document: Document) -> list[str]:
         "One seed and a short run: the losses show what was learnt so far, neither the spread over "
         "seeds nor where a long run ends."
     )
-    fewest = min(entry["timed_steps"] for entry in document["contestants"])
-    if fewest < _ENOUGH_STEPS:
-        lines.append(f"Only {fewest} timed steps each: too few to compare times by.")
+    if (few := _few_steps(document)) is not None:
+        lines.append(few)
     if any(entry["comm_p99_s"] is None for entry in document["contestants"]):
         lines.append(f"A 99th percentile is given from {TAIL_STEPS} timed steps on.")
     if document["softnet_drops"]:

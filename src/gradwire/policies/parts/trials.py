@@ -1,19 +1,25 @@
-"""Trials: the encoding under which whole steps are shortest, found by trying.
+"""Trials: the encoding under which steps are shortest, found by trying where that can pay.
 
 This is gradwire's own. What an encoding saves depends on the network, and what it costs on the
-processor, so neither is assumed: steps are timed. All ranks agree on how long each *block* of two
-steps took at the slowest of them (`gradwire.core.agreed.GAUGES`), hence they decide alike.
+processor. In every other step all ranks agree on the *pace* of the step before
+(`gradwire.core.agreed.Pace`): how long it took, for how much of that the network held it up, and
+what encoding takes of the processor. Hence they decide alike.
 
-- An encoding is tried for four blocks. The median of its last blocks is its time, so that a pause
-  (an evaluation, a checkpoint) does not count.
-- The mildest encoding whose time is within 3 % of the shortest is used. It replaces a stronger one
-  only where steps take no longer with it, so that equal ones do not take turns.
-- An encoding that is replaced is tried once more, since its own blocks may have been those of a job
-  that was still finding its rate. Now and then the one that was tried longest ago is tried again.
-- Where blocks of the encoding in use begin to take another time, the network has changed, or the
-  job. The times of the others are forgotten then, and they are tried again.
+- A pace promises the time of another encoding: the network's share changes as the bytes do, and the
+  processor's comes or goes.
+- An encoding is worth a trial where it promises a gain: a stronger one of 3 %, while a milder one
+  may promise a loss of 3 %, since exact sums are worth that. Others are never tried.
+- The gains that steps promise are added up. Once they exceed what a trial may cost, it begins.
+- A trial goes on while its steps are shorter than those of the encoding in use, by 3 % for a
+  stronger one, and is over at the first sign that they are not. After four paces it is won.
+- What the steps of the encoding that is beaten take beyond its promise is a cost that is added to
+  its promises from then on. The cost fades, since it may have been chance.
+- Where paces of the encoding in use become longer or shorter by half, the network has changed, or
+  the job. Then promises and costs are forgotten.
 
-The steps of trials are paid out of an allowance: 2 % of all steps, and what a job has at its start.
+A job begins with the second encoding, half precision, and its first paces decide about the first
+choice, which takes no trial. The steps of lost trials are paid out of an allowance besides: 2 % of
+all steps, and what a job has at its start.
 """
 
 from __future__ import annotations
@@ -23,34 +29,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradwire.core.agreed import GAUGES
+from gradwire.core.agreed import GAUGES, Pace
 from gradwire.core.plan import encoded_share
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 
-__all__ = ["ALLOWANCE", "BLOCK", "SHARE", "Encoding", "Trials"]
+__all__ = ["ALLOWANCE", "EVERY", "SHARE", "Encoding", "Trials"]
 
 Encoding = tuple[str, float]
 """An encoding, and the share of the elements that it keeps."""
 
-BLOCK = len(GAUGES) // GAUGES.count("block")
-"""Steps of a block. The step after it sends its time."""
-
-TRIAL, KEPT = 4, 12
-"""Blocks of a trial, and the least and the most that make the time of an encoding."""
+EVERY = len(GAUGES) // GAUGES.count("pace")
+"""Mean number of steps from one pace to the next."""
 
 GAIN = 0.97
-"""Longest time of a stronger encoding, relative to the milder one that it replaces."""
+"""Longest time of a stronger encoding on trial, relative to the one in use."""
+
+PROMISE = 0.03
+"""Gain that a stronger encoding has to promise, and loss that a milder one may promise."""
+
+PRICE, MILD_PRICE = 0.5, 0.15
+"""What a trial may cost, in steps: as much as if two steps took a quarter longer; of a milder
+encoding, what it promises to lose at most, and a half more."""
+
+DEBT = 1.0
+"""The gain, in steps, that an encoding has to promise besides once it has lost a trial."""
+
+CLEAR, BEARABLE = 0.2, 0.3
+"""Promised gain for which the first choice is a stronger encoding than half precision, and promised
+loss up to which it is a milder one."""
+
+TRIAL, KEPT = 4, 12
+"""Paces of a trial that is won, and the most that make the time of the encoding in use."""
+
+LONGEST = TRIAL * EVERY + 1
+"""The most steps that a trial takes."""
+
+DOUBT = 0.04
+"""What the time of a trial may be longer by after its first pace, and a part of that after further
+ones, since single steps vary."""
+
+FADING = 0.99
+"""What is left of a cost after another pace."""
 
 CHANGE, NEWEST = 1.5, 3
-"""Factor that is a change of time, and the number of blocks in a row that have to show it."""
+"""Factor that is a change of time, and the number of paces in a row that have to show it."""
 
 MOST = 4
 """Number of encodings that there can be."""
 
-SHARE, ALLOWANCE, RESERVE = 0.02, 40.0, 16.0
-"""Share of the steps that may be on trial, the most such steps that are saved up, as at first, and
-how many of them are kept for a change."""
+SHARE, ALLOWANCE = 0.02, 24.0
+"""Share of the steps that may be on trials that are lost, and the most such steps that are saved
+up, as at first."""
 
 
 @dataclass
@@ -60,35 +90,35 @@ class Trials:
     Attributes:
         encodings: What may be sent, from the mildest to the strongest.
         current: The encoding in use, as an index of these, like all below.
-        running: The encoding of the present block, which may be on trial.
-        left: Number of blocks of a trial that are not over.
-        untried: What is to be tried next.
-        times: Seconds of the last blocks by encoding.
-        allowance: Number of steps that may be on trial.
-        chosen: Whether the encoding in use was chosen by the times of all of them. One with which a
-            job begins gives way to a milder one as if that had been in use.
+        running: The encoding of the next step, which may be on trial.
+        times: Seconds of the last steps in the encoding in use.
+        tried: Seconds of the steps of the trial.
+        promised: Seconds that they were to take.
+        spent: The number of its steps.
+        credits: By encoding, the gains that it promised since it was last tried, in steps.
+        costs: By encoding, the seconds that a step takes beyond what was promised.
+        allowance: Number of steps that may be on trials that are lost.
+        chosen: Whether the first choice was made.
     """
 
     encodings: Sequence[Encoding]
     current: int = 0
     running: int = 0
-    left: int = 0
-    untried: list[int] = field(default_factory=list)
-    times: dict[int, list[float]] = field(default_factory=dict)
+    times: list[float] = field(default_factory=list)
+    tried: list[float] = field(default_factory=list)
+    promised: float = 0.0
+    spent: float = 0.0
+    credits: dict[int, float] = field(default_factory=dict)
+    costs: dict[int, float] = field(default_factory=dict)
     allowance: float = ALLOWANCE
     chosen: bool = True
-    _whole: bool = False  # whether the present block has been sent in its encoding from its start
-    _timed: int | None = None  # the encoding of the block whose time comes next
-
-    def __post_init__(self) -> None:
-        self.untried = self._others()
+    _sent: int | None = None  # the encoding of the step before, if it went in that
 
     @classmethod
     def from_half(cls, encodings: Sequence[Encoding]) -> Trials:
         """Makes trials that begin with the second encoding, or the only one.
 
-        A job that is worth an encoding waits for its network from the first step on, and half
-        precision costs least where it is of no use.
+        Half precision costs least where it is of no use, and saves half where it is of use.
         """
         start = min(1, len(encodings) - 1)
         return cls(encodings, start, start, chosen=False)
@@ -99,28 +129,36 @@ class Trials:
         return self.encodings[self.running]
 
     def observe(self, report: StepReport) -> None:
-        """Reads the report of a step; at the end of a block it decides about the next one."""
+        """Reads the report of a step, and decides about the next one where it brings a pace."""
         self.allowance = min(ALLOWANCE, self.allowance + SHARE)
         if self.running != self.current:
             self.allowance -= 1.0
-        if report.agreed.block_s is not None and self._timed is not None:
-            self._take(self._timed, report.agreed.block_s)
-        self._timed = None
+            self.spent += 1.0
+        sent, self._sent = self._sent, self.running
         # A step that was made exact, or sent again, says nothing about the encoding.
         if report.encoded_share > encoded_share(*self.encoding) + 1e-6:
-            self._whole = False
-        if (report.step + 1) % BLOCK == GAUGES.index("block"):
-            self._timed = self.running if self._whole else None
-            self._whole = True
-            self._begin_block()
+            self._sent = None
+        pace = report.agreed.pace
+        if pace is None or sent != self.running:
+            return
+        if not self.chosen:
+            self._choose(pace)
+        elif self.running != self.current:
+            self._judge(pace)
+        else:
+            self._take(pace.step_s)
+            self._consider(pace)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the times and the allowance. A trial that was interrupted is still to come."""
-        started = [self.running] if self.running != self.current else []
+        """Returns what is known. A trial that is interrupted is still to come."""
+        credits = dict(self.credits)
+        if self.running != self.current:
+            credits[self.running] = PRICE
         return {
             "current": self.current,
-            "untried": started + self.untried,
-            "times": {index: list(times) for index, times in self.times.items()},
+            "times": list(self.times),
+            "credits": credits,
+            "costs": dict(self.costs),
             "allowance": self.allowance,
             "chosen": self.chosen,
         }
@@ -128,86 +166,105 @@ class Trials:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else.
 
-        What was measured of encodings that are not allowed here is dropped.
+        Where the encoding in use is not allowed here, what was measured of it is dropped.
         """
         read = State(state, "state['phases']['trials']")
-        read.keys(("current", "untried", "times", "allowance", "chosen"))
+        read.keys(("current", "times", "credits", "costs", "allowance", "chosen"))
         last = len(self.encodings) - 1
         saved = read.whole("current", high=MOST - 1)
         current = min(saved, last)
-        untried = [int(each) for each in read.numbers("untried", 0)]
-        if saved in untried or max(untried, default=0) >= MOST:
-            raise read.wrong("untried", f"encodings from 0 to {MOST - 1}, but {saved}")
-        untried = [each for each in untried if each <= last and each != current]
-        times = read.part("times").lists_by_bucket()
-        if any(index >= MOST for index in times):
-            raise read.wrong("times", f"encodings from 0 to {MOST - 1}")
-        times = {index: seconds for index, seconds in times.items() if index <= last}
+        times = read.numbers("times", 0.0)
+        credits = self._read_each(read, "credits", -DEBT)
+        costs = self._read_each(read, "costs", 0.0)
         self.allowance = read.number("allowance", -ALLOWANCE, ALLOWANCE)
         self.chosen = read.flag("chosen") and saved == current
         self.current = self.running = current
-        self.untried, self.times, self.left = untried, times, 0
-        self._whole, self._timed = False, None
+        self.times = times[-KEPT:] if saved == current else []
+        self.credits, self.costs = credits, costs
+        self.tried, self._sent = [], None
+
+    def _read_each(self, read: State, key: str, low: float) -> dict[int, float]:
+        values = read.part(key).by_bucket(low)
+        if any(index >= MOST for index in values):
+            raise read.wrong(key, f"encodings from 0 to {MOST - 1}")
+        return {index: value for index, value in values.items() if index < len(self.encodings)}
 
     def _others(self) -> list[int]:
         return [each for each in range(len(self.encodings)) if each != self.current]
 
-    def _take(self, encoding: int, seconds: float) -> None:
-        """Takes the time of a block."""
-        known = self.times.setdefault(encoding, [])
-        known.append(seconds)
-        if len(known) <= KEPT:
-            return
-        del known[0]
-        usual, newest = statistics.median(known[:-NEWEST]), known[-NEWEST:]
-        if encoding == self.current and (
-            min(newest) > CHANGE * usual or CHANGE * max(newest) < usual
-        ):
-            self.times = {encoding: newest}
-            self.untried = self._others()
+    def _gain(self, index: int, pace: Pace) -> float:
+        """Returns the share of a step that an encoding promises to save by a pace of another."""
+        (now, kept), (then, would_keep) = self.encodings[self.running], self.encodings[index]
+        bytes_saved = 1.0 - encoded_share(then, would_keep) / encoded_share(now, kept)
+        coding_saved = (now != "f32") - (then != "f32")
+        cost = self.costs.get(index, 0.0) / pace.step_s
+        return pace.network * bytes_saved + pace.coding * coding_saved - cost
 
-    def _begin_block(self) -> None:
-        """Decides about the encoding of the block that comes."""
-        if self.left > 0:
-            self.left -= 1
-            if self.left == 0:
-                self.running = self.current  # for a block, in which the trial's last time comes
-            return
-        known = len(self.times.get(self.current, ())) >= TRIAL
-        affordable = known and self.allowance >= TRIAL * BLOCK
-        if not (self.untried and affordable):
-            self._choose()
-        others = self._others()
-        if others and not self.untried and self.allowance >= RESERVE + TRIAL * BLOCK:
-            # Times are in the order in which they were begun; one without any has none that counts.
-            begun = [*self.times]
-            self.untried = [
-                min(others, key=lambda index: begun.index(index) if index in begun else -1)
-            ]
-        if self.untried and affordable:
-            self.running, self.left = self.untried.pop(0), TRIAL
-            self.times.pop(self.running, None)
-        else:
-            self.running = self.current
+    def _best(self, gains: Mapping[int, float]) -> int:
+        """Returns the mildest encoding that no stronger one promises to beat by enough."""
+        least = (1.0 - max(gains.values())) / (1.0 - PROMISE)
+        return min(index for index, gain in gains.items() if 1.0 - gain <= least)
 
-    def _choose(self) -> None:
-        """Decides about the encoding in use."""
-        known = {
-            index: statistics.median(times)
-            for index, times in self.times.items()
-            if len(times) >= TRIAL
+    def _choose(self, pace: Pace) -> None:
+        """Makes the first choice, by the first pace only where it is clear.
+
+        The first step is slow of itself, for whatever is done once is done in it.
+        """
+        gains = {each: self._gain(each, pace) for each in self._others()}
+        clear = {each: gain for each, gain in gains.items() if gain >= CLEAR}
+        mild = [each for each in gains if each < self.current and gains[each] >= -BEARABLE]
+        if not clear and not self.times:
+            self.times = [pace.step_s]
+            return
+        self.chosen = True
+        if clear:
+            self.current = self._best(clear)
+        elif mild:
+            self.current = min(mild)
+        self.running, self.times = self.current, []
+
+    def _take(self, seconds: float) -> None:
+        """Takes the time of a step in the encoding in use."""
+        self.times = [*self.times, seconds][-KEPT - NEWEST :]
+        before, newest = self.times[:-NEWEST], self.times[-NEWEST:]
+        if not before:
+            return
+        usual = statistics.median(before)
+        if min(newest) > CHANGE * usual or CHANGE * max(newest) < usual:
+            self.times, self.credits, self.costs = newest, {}, {}
+
+    def _consider(self, pace: Pace) -> None:
+        """Adds up what other encodings promise, and begins a trial that has earned its price."""
+        gains = {each: self._gain(each, pace) for each in self._others()}
+        for each, gain in gains.items():
+            worth = gain + (PROMISE if each < self.current else -PROMISE)
+            credit = self.credits.get(each, 0.0)
+            self.credits[each] = max(min(0.0, credit), credit + EVERY * worth)
+        self.costs = {index: FADING * cost for index, cost in self.costs.items()}
+        usual = statistics.median(self.times)
+        steady = usual / CHANGE < pace.step_s < usual * CHANGE
+        earned = {
+            each: gain
+            for each, gain in gains.items()
+            if self.credits[each] >= (MILD_PRICE if each < self.current else PRICE)
         }
-        now = known.get(self.current)
-        if now is None:
-            return
-        most = min(known.values()) / GAIN
-        before = self.current
-        self.current = min(
-            index
-            for index, time in known.items()
-            if time <= most and (index > before or time <= now or not self.chosen)
-        )
-        self.chosen = self.chosen or len(known) == len(self.encodings)
-        if self.current != before:
-            self.untried = [each for each in self.untried if each != self.current]
-            self.untried += [before] if before not in self.untried else []
+        if earned and steady and self.allowance >= LONGEST:
+            trial = self._best(earned)
+            self.promised, self.spent = usual * (1.0 - gains[trial]), 0.0
+            self.running, self.tried, self.credits[trial] = trial, [], -DEBT
+
+    def _judge(self, pace: Pace) -> None:
+        """Decides about a trial by the pace of one of its steps."""
+        self.tried.append(pace.step_s)
+        trial, usual, tried = self.running, statistics.median(self.times), len(self.tried)
+        took = statistics.median(self.tried)
+        doubt = DOUBT / tried if tried < TRIAL else 0.0
+        if took > usual * ((GAIN if trial > self.current else 1.0) + doubt):
+            self.costs[trial] = max(0.0, self.costs.get(trial, 0.0) + took - self.promised)
+            self.running = self.current
+        elif tried == TRIAL:
+            promised = took * (1.0 - self._gain(self.current, pace))
+            self.costs = {self.current: max(0.0, usual - promised)}
+            self.credits = {self.current: -DEBT}
+            self.current, self.times = trial, self.tried
+            self.allowance += self.spent

@@ -1,0 +1,103 @@
+"""The picture of the README is drawn from a demo, with the figures that documents quote beside it.
+
+A light and a dark form differ by the colours of text and lines alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from gradwire_lab.demo.plots import COLOURS
+from gradwire_lab.demo.words import Document
+from gradwire_lab.report.drawing import STYLE, figure_of, svg
+
+__all__ = ["QUOTED", "quoted", "write_figure"]
+
+QUOTED = ("timed_steps", "comm_median_s", "comm_p90_s", "comm_max_s", "steps_per_s", "peer")
+"""What documents quote of each contestant."""
+_INK = {"light": "#1f2328", "dark": "#e6edf3"}
+_SOFT = {"light": "#59636e", "dark": "#9198a1"}
+
+
+def write_figure(document: Document, path: Path) -> list[Path]:
+    """Draw how long steps wait, and write the figures.
+
+    Args:
+        document: the JSON of a demo.
+        path: an SVG file; "-dark" is added for the dark form, and .json replaces .svg.
+
+    Returns:
+        The files written.
+    """
+    dark, figures = path.with_stem(f"{path.stem}-dark"), path.with_suffix(".json")
+    path.write_text(_draw(document, "light") + "\n", encoding="utf-8")
+    dark.write_text(_draw(document, "dark") + "\n", encoding="utf-8")
+    figures.write_text(json.dumps(quoted(document), indent=1) + "\n", encoding="utf-8")
+    return [path, dark, figures]
+
+
+def quoted(document: Document) -> dict[str, Any]:
+    """Return the figures that documents quote, with date, command and machine."""
+    return {
+        "date": document["date"],
+        "command": document["command"],
+        "machine": document["machine"],
+        "header_ideal_s": document["header_ideal_s"],
+        "contestants": {
+            entry["name"]: {
+                "label": entry["label"],
+                **{key: entry[key] for key in QUOTED},
+                "speed_over_peer": entry["speed_over"].get(entry["peer"]),
+            }
+            for entry in document["contestants"]
+        },
+    }
+
+
+def _draw(document: Document, form: str) -> str:
+    ink, soft = _INK[form], _SOFT[form]
+    style = {"text.color": ink, "xtick.color": soft, "ytick.color": ink, "grid.color": soft}
+    entries = list(document["contestants"])
+    with matplotlib.rc_context({**STYLE, **style, "axes.grid.axis": "x", "grid.alpha": 0.3}):
+        figure, axes = figure_of(7.5, 0.6 + 0.42 * len(entries))
+        for row, entry in enumerate(reversed(entries)):
+            median, tail, longest = (
+                1000 * entry[key] for key in ("comm_median_s", "comm_p90_s", "comm_max_s")
+            )
+            colour = COLOURS.get(entry["name"], "#888888")
+            axes.barh(row, median, 0.55, color=colour)
+            axes.barh(row, tail, 0.14, color=colour, alpha=0.55)
+            axes.plot(longest, row, "o", color=colour, markersize=6)
+            axes.annotate(
+                f"{median:.0f} · {tail:.0f} · {longest:.0f}",
+                (max(tail, longest), row),
+                (9, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+                color=ink,
+            )
+        if document["header_ideal_s"] is not None:
+            axes.axvline(1000 * document["header_ideal_s"], color=soft, linestyle=":", linewidth=1)
+        axes.set_yticks(range(len(entries)), [entry["label"] for entry in reversed(entries)])
+        axes.tick_params(length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.set_axisbelow(True)
+        axes.set_xlim(0, 1.22 * max(1000 * entry["comm_max_s"] for entry in entries))
+        steps = min(entry["timed_steps"] for entry in entries)
+        title = (
+            "milliseconds that a step waits for its gradients: median · 90th percentile · longest"
+        )
+        axes.set_title(f"{title}\n{_where(document)}, {steps} steps each", loc="left", fontsize=9)
+        return svg(figure)
+
+
+def _where(document: Document) -> str:
+    ranks, network = document["scenario"]["ranks"], document["network"]
+    if network is None:
+        return f"{ranks} processes on loopback"
+    return f"{ranks} hosts, {network['rate'] / 1e6:g} Mbit/s, bursts into one port"
