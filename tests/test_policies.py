@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gradwire
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import (
     CloseStep,
@@ -276,6 +278,24 @@ def test_a_name_is_taken_once() -> None:
 
     with pytest.raises(ConfigError, match="MLT has it"):
         register(Other)
+
+
+def test_no_option_has_the_name_of_an_argument_of_attach() -> None:
+    taken = {
+        name: parameter.kind
+        for call in (gradwire.attach, gradwire.HookState)
+        for name, parameter in inspect.signature(call).parameters.items()
+    }
+    assert "replicas" in taken
+    for name, kind in taken.items():
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        own = dataclasses.make_dataclass(
+            "Own", [(name, float, 1.0)], bases=(Policy,), namespace={"name": "own"}
+        )
+        with pytest.raises(ConfigError) as error:
+            register(own)
+        assert error.value.setting == "policy"
 
 
 @pytest.mark.parametrize(

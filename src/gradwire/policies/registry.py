@@ -19,7 +19,7 @@ __all__ = ["all_names", "create", "names", "policy_class", "register"]
 _registry: dict[str, type[Policy]] = {}
 
 _ATTACH = (
-    *("model", "policy", "optimizer", "scaler"),
+    *("model", "policy", "optimizer", "scaler", "replicas"),
     *("process_group", "find_unused_parameters"),
 )
 """The arguments of `gradwire.attach` and `gradwire.HookState` that are no options of policies."""
