@@ -634,6 +634,25 @@ def test_a_pool_whose_poll_fails_says_so_once_and_ends() -> None:
     assert isinstance(error, ValueError)
 
 
+def test_a_pool_logs_what_its_handler_raises(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    items = [1, 0]
+    handled = threading.Event()
+
+    def handle(item: int) -> None:
+        if item:
+            raise ValueError("no such item")
+        handled.set()
+
+    pool = CompletionPool(lambda: items.pop(0) if items else None, handle, "t", lambda error: None)
+    assert handled.wait(5)
+    pool.stop()
+    (record,) = caplog.records
+    assert isinstance(record.exc_info and record.exc_info[1], ValueError)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_pool_that_cannot_grow_goes_on_with_the_threads_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -36,7 +35,7 @@ class CompletionPool(Generic[T]):
     Args:
         poll: Waits for a bounded time without the GIL, and returns None when there is no item. One
             thread at a time calls it.
-        handle: Handles an item, and may block. An exception that it raises is printed and dropped.
+        handle: Handles an item, and may block. An exception that it raises is logged and dropped.
         name: Prefix of the threads' names.
         broken: Called once with the exception that `poll` raised, after which the pool ends.
     """
@@ -115,7 +114,7 @@ class CompletionPool(Generic[T]):
         try:
             self._handle(item)
         except Exception:  # an error of a callback must not end the pool
-            traceback.print_exc()
+            log.exception("handling a transfer that has ended raised")
         with self._mutex:
             if self._free > SPARE_THREADS:
                 return False
