@@ -656,6 +656,8 @@ def refused(rank: int, world: int) -> dict[str, tuple[str, str]]:
     attach("mixed", nn.ModuleList([shard(model(), mesh), DistributedDataParallel(model())]))
     attach("DDP", DistributedDataParallel(model()), replicas=two_dimensions["replicate"])
     net = shard(model(), mesh)
+    attach("2-D", net, replicas=two_dimensions)
+    attach("no mesh", net, replicas="replicate")
     attach("servers", net, route="server", servers=1)
     attach("results", net, "dblp", priority="results")
     attach("pruned", net, "netsenseml", compress="topk", prune=0.1, error_feedback=True)
@@ -689,6 +691,8 @@ def test_what_torch_or_gradwire_cannot_do_is_refused_by_name(two: Ranks) -> None
         "replicate": ("model", "DistributedDataParallel"),
         "mixed": ("model", "DDP module"),
         "DDP": ("replicas", "fully_shard"),
+        "2-D": ("replicas", "mesh['replicate']"),
+        "no mesh": ("replicas", "'replicate'"),
         "servers": ("route", "sharded"),
         "results": ("priority", "shard"),
         "pruned": ("prune", "shard"),

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -90,16 +90,17 @@ def attach(
         EngineMissingError: the engine was not built.
     """
     found = unwrapped(model)
-    if isinstance(replicas, DeviceMesh):
-        replicas = replicas.get_group()
+    with _failing(*_meant(replicas)):
+        group = _group_of_replicas(replicas)
     if isinstance(found, torch.nn.Module) and is_sharded(found):
         if switched_off(policy):
-            return _left_sharded(found, replicas, options)
-        return _open(_fully_sharded(found, replicas, policy, options, optimizer, scaler))
-    if replicas is not None:
-        raise ConfigError.of(
-            "replicas", type(replicas).__name__, "only models under fully_shard have any"
-        )
+            return _left_sharded(found, group, options)
+        return _open(_fully_sharded(found, group, policy, options, optimizer, scaler))
+    if group is not None:
+        with _failing(group):
+            raise ConfigError.of(
+                "replicas", type(replicas).__name__, "only models under fully_shard have any"
+            )
     ddp = ddp_of(found)
     if switched_off(policy):
         with _failing(ddp.process_group):
@@ -319,6 +320,31 @@ class Attachment(Connected):
             raise GradwireError("this attachment is detached: attach the module again")
 
 
+def _meant(
+    replicas: DeviceMesh | dist.ProcessGroup | None,
+) -> Sequence[dist.ProcessGroup | None]:
+    """Returns the groups in which other ranks may wait for one that gave these replicas."""
+    if isinstance(replicas, DeviceMesh):
+        return replicas.get_all_groups()
+    return [replicas if isinstance(replicas, dist.ProcessGroup) else None]
+
+
+def _group_of_replicas(
+    replicas: DeviceMesh | dist.ProcessGroup | None,
+) -> dist.ProcessGroup | None:
+    if isinstance(replicas, DeviceMesh) and replicas.ndim != 1:
+        raise ConfigError.of(
+            "replicas",
+            f"a mesh of shape {tuple(replicas.shape)}",
+            "one dimension, along which this rank's shards are replicated, as in mesh['replicate']",
+        )
+    if isinstance(replicas, DeviceMesh):
+        return replicas.get_group()
+    if replicas is not None and not isinstance(replicas, dist.ProcessGroup):
+        raise ConfigError.of("replicas", replicas, "a DeviceMesh, a process group of torch or None")
+    return replicas
+
+
 def _fully_sharded(
     model: torch.nn.Module,
     replicas: dist.ProcessGroup | None,
@@ -358,13 +384,14 @@ def _left_alone(process_group: dist.ProcessGroup | None, options: dict[str, obje
 
 
 @contextlib.contextmanager
-def _failing(process_group: dist.ProcessGroup | None) -> Iterator[None]:
+def _failing(*process_groups: dist.ProcessGroup | None) -> Iterator[None]:
     """Publishes a failure of this rank, because the others would wait for it where they meet."""
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(Exception):  # a store that is gone is not the cause
-            Group.of(process_group).meeting("attach", 0.0).tell_failure(error)
+        for process_group in process_groups:
+            with contextlib.suppress(Exception):  # a store that is gone is not the cause
+                Group.of(process_group).meeting("attach", 0.0).tell_failure(error)
         raise
 
 
