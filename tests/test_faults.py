@@ -219,6 +219,40 @@ def test_a_long_wait_is_logged_with_who_has_not_begun_and_when_it_was_last_heard
     assert "timeout=3, as given" in error["text"]
 
 
+class Generator(nn.Linear):
+    """A name of its own."""
+
+
+def in_another_order(rank: int, world: int) -> tuple[list[str], str]:
+    """Each rank waits in another module: what it logs meanwhile, and its error."""
+    logged: list[str] = []
+    watch = logging.Handler()
+    watch.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(watch)
+    engines.FIRST_WARNING_S = 0.5
+    modules = [DistributedDataParallel(kind(8, 8)) for kind in (nn.Linear, Generator)]
+    for each in modules:
+        gradwire.attach(each, "reliable", timeout=3.0)
+        each(torch.ones(2, 8)).sum().backward()
+    assert logged == []
+    first = modules[0] if rank else modules[1]  # the other one would be the next
+    with pytest.raises(RuntimeError) as raised:
+        first(torch.ones(2, 8)).sum().backward()
+    return logged, str(raised.value)
+
+
+def test_modules_that_are_stepped_in_another_order_are_named() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        outcomes = ranks.run(in_another_order)
+    for rank, (logged, _) in enumerate(outcomes):
+        own, other = ("Generator, number 1", "Linear, number 0")[:: -1 if rank else 1]
+        expected = f"this rank waits in module {own}, rank {1 - rank} in module {other}"
+        assert all(expected in line for line in logged)
+        assert logged
+    # Whoever is first to give up says so in its error, too, and the other may only hear of it.
+    assert any("the order differs" in error for _, error in outcomes)
+
+
 def takes_the_environment(rank: int, world: int) -> str:
     ddp = module()
     gradwire.attach(ddp, "reliable")

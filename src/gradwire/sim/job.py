@@ -104,8 +104,8 @@ class VirtualEngine(Engine):
         """Returns the numbers that communicators have taken."""
         return sorted(self._numbers)
 
-    def take_number(self, number: int) -> None:
-        """Takes a number that is free here."""
+    def take_number(self, number: int, user: str) -> None:
+        """Takes a number that is free here; users wait for nothing in real time."""
         self._numbers.add(number)
 
     def return_number(self, number: int) -> None:

@@ -135,7 +135,7 @@ class Connection:
         rest = self._optimizers, writer
         seat = take_seat(group, meeting, settings)
         if seat is None:
-            communicator, number = _connect(group, settings, meeting, undo)
+            communicator, number = _connect(group, settings, meeting, undo, self._module)
             return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
         undo.callback(seat.link.close)
         workers = group.workers(seat.hosts)
@@ -144,7 +144,9 @@ class Connection:
             if seat.leads:
                 check_memory(settings, self._largest, workers.world_size)
             speaker = None if seat.leads else seat.ranks[0]
-            communicator, number = _connect(workers, settings, among_workers, undo, speaker)
+            communicator, number = _connect(
+                workers, settings, among_workers, undo, self._module, speaker
+            )
             number = share_number(meeting, number)
         except BaseException as error:
             among_workers.tell_failure(error)
@@ -272,6 +274,7 @@ class Connection:
         self._trained: Mapping[str, torch.nn.Parameter] = {}  # those that are averaged
         self._largest = ("", 0)
         self._alone: list[str] = []  # trained parameters that nobody averages
+        self._module = "a module" if model is None else f"module {type(model).__name__}"
         if model is None:
             return
         self._sparse = _sparse(model)
@@ -404,12 +407,13 @@ def _connect(
     settings: Settings,
     meeting: Meeting,
     undo: contextlib.ExitStack,
+    module: str,
     speaker: int | None = None,
 ) -> tuple[Communicator, int]:
     """Opens a communicator of a group and takes a number of it; `undo` gets how to close it."""
     communicator = group.communicator(settings, meeting, speaker)
     undo.callback(communicator.let_go)  # also while somebody holds the error
-    number = communicator.take_number(meeting)
+    number = communicator.take_number(meeting, module)
     undo.callback(communicator.return_number, number)
     return communicator, number
 

@@ -214,8 +214,8 @@ class Engine(Protocol):
     def numbers(self) -> list[int]:
         """Returns the numbers that users of this engine have taken (`Communicator.take_number`)."""
 
-    def take_number(self, number: int) -> None:
-        """Takes a number that is free here."""
+    def take_number(self, number: int, user: str) -> None:
+        """Takes a number that is free here, for a user whom warnings call so."""
 
     def return_number(self, number: int) -> None:
         """Gives back a number that `take_number` took."""

@@ -168,7 +168,7 @@ class Communicator(Connected):
         """The agreed size of datagrams in bytes."""
         return addresses.ETHERNET_DATAGRAM if self.engine is None else self.engine.datagram
 
-    def take_number(self, meeting: rendezvous.Meeting) -> int:
+    def take_number(self, meeting: rendezvous.Meeting, user: str = "a communicator") -> int:
         """Takes the smallest number from 0 on that no user of this engine has taken on any rank.
 
         From then on the transfers of this communicator are in order among themselves alone. The
@@ -176,6 +176,7 @@ class Communicator(Connected):
 
         Args:
             meeting: A meeting of the workers.
+            user: What the communicator serves, for warnings.
 
         Returns:
             The number, the same on all ranks.
@@ -193,7 +194,7 @@ class Communicator(Connected):
                 f"{NUMBERS} modules are attached over one engine, and no more can be: detach some, "
                 "or attach one module that holds several"
             )
-        self.engine.take_number(number)
+        self.engine.take_number(number, f"{user}, number {number}")
         self._lane = 1 + number
         return number
 

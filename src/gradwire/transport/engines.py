@@ -21,7 +21,7 @@ import multiprocessing.util
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,7 @@ class SharedEngine(Engine):
         self.datagram = datagram
         self._carried = datagram
         self.users = 1
-        self._numbers: set[int] = set()
+        self._users: dict[int, str] = {}  # by number
         self.pid = os.getpid()
         # Without servers an open engine does not keep a store that is no longer needed.
         self._meeting = meeting if settings.server_count else None
@@ -181,17 +181,17 @@ class SharedEngine(Engine):
     def numbers(self) -> list[int]:
         """Returns the numbers that users of this engine have taken."""
         with _engines_lock:
-            return sorted(self._numbers)
+            return sorted(self._users)
 
-    def take_number(self, number: int) -> None:
-        """Takes a number that is free here."""
+    def take_number(self, number: int, user: str) -> None:
+        """Takes a number that is free here, for a user whom warnings call so."""
         with _engines_lock:
-            self._numbers.add(number)
+            self._users[number] = user
 
     def return_number(self, number: int) -> None:
         """Gives back a number that `take_number` took."""
         with _engines_lock:
-            self._numbers.discard(number)
+            self._users.pop(number, None)
 
     def counters(self) -> dict[str, float]:
         """Returns the engine's counters; of a closed engine the last."""
@@ -284,8 +284,50 @@ class SharedEngine(Engine):
             waits.request.step,
             now - waits.begun,
             waits.request.timeout_s,
-            ", ".join(absent) or "all ranks with which it exchanges data have begun it",
+            (", ".join(absent) or "all ranks with which it exchanges data have begun it")
+            + self._disorder(lane, op),
         )
+
+    def _disorder(self, lane: int, op: int) -> str:
+        """Returns which ranks wait elsewhere than this one, which waits for an op; "" for none.
+
+        They have not begun the op, but another one that this rank has not begun, over this engine
+        or over that of another group.
+        """
+        native = self.native
+        peers = [] if native is None else native.peers()
+        late = {self._names.rank_of(p.endpoint) for p in peers if not p.has_begun(op, lane)}
+        with _engines_lock:
+            engines = list(_engines)
+        found = [text for engine in engines for text in engine.begun_elsewhere(late)]
+        if not found:
+            return ""
+        return (
+            f"; the order differs: this rank waits in {self._user(lane)}, {', '.join(found)}: "
+            "modules and groups have to be stepped in the same order on all ranks"
+        )
+
+    def begun_elsewhere(self, ranks: Collection[int]) -> list[str]:
+        """Returns what those of some ranks wait for here that this process has not begun."""
+        native = self.native
+        if native is None:
+            return []
+        with self._mutex:
+            begun = dict(self._next_ops)
+        with _engines_lock:
+            lanes = [0, *(1 + number for number in self._users)]
+        return [
+            f"{self._names.describe([peer.endpoint])} in {self._user(lane)}"
+            for peer in native.peers()
+            if self._names.rank_of(peer.endpoint) in ranks
+            for lane in lanes
+            if peer.has_begun(begun.get(lane, 0), lane)
+        ]
+
+    def _user(self, lane: int) -> str:
+        """Names the user of a lane; lane 0 is that of all without a number."""
+        with _engines_lock:
+            return self._users.get(lane - 1, f"group {self.group!r}")
 
     def _watch_failure(self, native: _engine.Engine) -> None:
         """Fails open transfers when the engine has failed without completing them."""
@@ -369,8 +411,10 @@ class SharedEngine(Engine):
                 outcome = self._unread(error, step)
         else:
             rank = self._names.rank_of(completion.error_rank)
+            late = completion.error_cause == "timeout"
+            order = self._disorder(completion.lane, completion.op) if late else ""
             outcome = TransferError(
-                completion.error + self._refusal(),
+                completion.error + order + self._refusal(),
                 rank=rank,
                 step=step,
                 cause=completion.error_cause,
