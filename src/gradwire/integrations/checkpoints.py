@@ -12,14 +12,14 @@ import torch.distributed as dist
 from gradwire.core.errors import ConfigError
 from gradwire.training.attach import Attachment
 
-__all__ = ["load", "save"]
+__all__ = ["file_name", "find", "load", "save"]
 
 log = logging.getLogger("gradwire")
 
 
 def save(attachment: Attachment, folder: str | os.PathLike[str]) -> None:
     """Writes this rank's state of an attachment into the folder of a checkpoint; on every rank."""
-    path = _path(folder)
+    path = Path(folder, file_name())
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(attachment.state_dict(), path)
 
@@ -34,29 +34,43 @@ def load(attachment: Attachment, folder: str | os.PathLike[str]) -> None:
     Raises:
         ConfigError: Only some ranks have a file, or files are of another number of ranks.
     """
-    path = _path(folder)
+    path = Path(folder, file_name())
     if path.is_file():
         found = "own"
     else:
         found = "other" if any(path.parent.glob("gradwire-*.pt")) else "none"
-    everybody = [found] * dist.get_world_size()
-    dist.all_gather_object(everybody, found)
-    if all(each == "own" for each in everybody):
+    if find(found, folder, "remove the files gradwire-*.pt"):
         attachment.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        return
-    if any(each != "none" for each in everybody):
-        lacking = [rank for rank, each in enumerate(everybody) if each != "own"]
-        raise ConfigError.about(
-            f"checkpoint {str(folder)!r} has no state of gradwire for ranks {lacking} of "
-            f"{len(everybody)}",
-            "start as many ranks as saved it, each with its own file; or remove the files "
-            "gradwire-*.pt, with which what they owe is lost",
-            setting="folder",
-            value=str(folder),
-        )
-    if dist.get_rank() == 0:
+    elif dist.get_rank() == 0:
         log.warning("%s has no state of gradwire: nothing is owed from before", folder)
 
 
-def _path(folder: str | os.PathLike[str]) -> Path:
-    return Path(folder) / f"gradwire-{dist.get_rank()}-of-{dist.get_world_size()}.pt"
+def file_name() -> str:
+    """Returns the name of this rank's file."""
+    return f"gradwire-{dist.get_rank()}-of-{dist.get_world_size()}.pt"
+
+
+def find(found: str, checkpoint: str | os.PathLike[str], instead: str) -> bool:
+    """Returns whether every rank has its file of a checkpoint; on every rank.
+
+    Args:
+        found: "own" for this rank's file, "other" for those of others, "none" for none at all.
+        checkpoint: The checkpoint, for the error.
+        instead: What to do without the files, for the error.
+
+    Raises:
+        ConfigError: Some ranks have none, and there are some.
+    """
+    everybody = [found] * dist.get_world_size()
+    dist.all_gather_object(everybody, found)
+    lacking = [rank for rank, each in enumerate(everybody) if each != "own"]
+    if lacking and any(each != "none" for each in everybody):
+        raise ConfigError.about(
+            f"checkpoint {str(checkpoint)!r} has no state of gradwire for ranks {lacking} of "
+            f"{len(everybody)}",
+            f"start as many ranks as saved it, each with its own file; or {instead}, with which "
+            "what they owe is lost",
+            setting="checkpoint",
+            value=str(checkpoint),
+        )
+    return not lacking

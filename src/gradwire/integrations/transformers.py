@@ -5,6 +5,7 @@ trainer.add_callback(GradwireCallback(trainer))
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -24,7 +25,8 @@ class GradwireCallback(TrainerCallback):
 
     The report goes with the Trainer's own logs, hence to all of its reporters. The state of each
     rank goes into the folder of each checkpoint, beside the Trainer's own file of random numbers,
-    and comes back with it. A Trainer of one process makes no DDP module and is left alone.
+    and comes back with it. A Trainer of one process makes no DDP module and is left alone. However
+    `Trainer.train` ends, the module is detached.
 
     Args:
         trainer: The Trainer, which has the module and the optimizer once it trains.
@@ -34,7 +36,8 @@ class GradwireCallback(TrainerCallback):
         **options: As for `gradwire.attach`.
 
     Attributes:
-        attachment: The attachment while the Trainer trains; None before, and of one process.
+        attachment: The attachment of the last training, which is detached when that ends; None
+            before, and of one process.
     """
 
     def __init__(
@@ -50,9 +53,12 @@ class GradwireCallback(TrainerCallback):
         self._policy = policy
         self._resume_from = resume_from
         self._options = options
+        self._detach_after(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Attaches, and restores the state of a checkpoint."""
+        self._detach()  # a training that begins anew, as for a smaller batch, has not ended
+        self.attachment = None
         if args.world_size == 1:
             return
         self.attachment = attach(
@@ -84,8 +90,24 @@ class GradwireCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Detaches."""
+        self._detach()
+
+    def _detach(self) -> None:
         if self.attachment is not None:
             self.attachment.detach()
+
+    def _detach_after(self, trainer: Trainer) -> None:
+        """Makes the Trainer detach after an exception, too, for which it has no callback."""
+        train = trainer.train
+
+        @functools.wraps(train)
+        def train_and_detach(*arguments: Any, **options: Any) -> Any:
+            try:
+                return train(*arguments, **options)
+            finally:
+                self._detach()
+
+        trainer.train = train_and_detach
 
 
 def _folder(args: Any, state: Any) -> str:
