@@ -476,6 +476,36 @@ def test_an_error_that_cannot_be_unpickled_reaches_the_host(pairs: HostRanks) ->
     assert "rank 0 has no plan: it is odd" in outcomes[1]
 
 
+def leaves(rank: int, world: int, who: int) -> None:
+    """The first or the second rank of each host detaches as soon as its gradients are there."""
+    ddp = wrap(model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    attachment = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(2))  # until DDP exchanges nothing of its own
+    before = fingerprint(ddp)
+    optimizer.zero_grad()
+    ddp(batch(rank, 2)).square().mean().backward()
+    if rank % 2 == who:
+        attachment.detach()
+    for _ in range(20):  # meanwhile the other rank notices
+        dist.barrier()
+    optimizer.step()
+    assert fingerprint(ddp) != before
+    if rank % 2 != who:
+        with pytest.raises(RuntimeError, match="has ended or detached the module") as raised:
+            ddp(batch(rank, 3)).square().mean().backward()
+        assert f"rank {rank - rank % 2 + who}" in str(raised.value)
+        attachment.detach()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_leaves_its_host_spoils_no_step_that_is_done(
+    pairs: HostRanks, who: int
+) -> None:
+    pairs.run(leaves, who=who)
+
+
 @pytest.mark.parametrize(("who", "text"), [(1, "rank 1 of this host"), (2, "rank 2")])
 def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
     with hosts(PAIRS) as ranks:
