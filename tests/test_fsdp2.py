@@ -659,6 +659,7 @@ def refused(rank: int, world: int) -> dict[str, tuple[str, str]]:
     attach("2-D", net, replicas=two_dimensions)
     attach("no mesh", net, replicas="replicate")
     attach("servers", net, route="server", servers=1)
+    attach("hosts", net, hosts=True)
     attach("results", net, "dblp", priority="results")
     attach("pruned", net, "netsenseml", compress="topk", prune=0.1, error_feedback=True)
     attach("memory", fully_shard(nn.Linear(2000, 2000), mesh=mesh), memory_limit=1 << 20)
@@ -694,6 +695,7 @@ def test_what_torch_or_gradwire_cannot_do_is_refused_by_name(two: Ranks) -> None
         "2-D": ("replicas", "mesh['replicate']"),
         "no mesh": ("replicas", "'replicate'"),
         "servers": ("route", "sharded"),
+        "hosts": ("hosts", "shard"),
         "results": ("priority", "shard"),
         "pruned": ("prune", "shard"),
         "memory": ("memory_limit", "the model's own parameters"),

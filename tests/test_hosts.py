@@ -5,13 +5,16 @@ Hosts are network namespaces, so these tests need root or user namespaces.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
+import seccomp
 import test_after_failure
 import test_ddp
 import test_ddp_modules
@@ -384,30 +388,110 @@ def test_ranks_that_set_hosts_differently_are_named_on_all_ranks(pairs: HostRank
         assert "hosts" in text
 
 
-def cut_off(rank: int, world: int) -> str:
-    """Rank 3 can make no connection within its host; what all get."""
-    ddp = wrap(model())
+def refused_memory(rank: int, world: int) -> None:
+    if rank == 2:
+        seccomp.refuse("memfd_create")
 
-    def refuse(self: socket.socket, address: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+def refused_sockets(rank: int, world: int) -> None:
+    if rank == 3:
+        seccomp.refuse("socket", socket.AF_UNIX)
+
+
+@contextlib.contextmanager
+def refusing_sockets(rank: int) -> Iterator[None]:
+    """Rank 3 can make no connection within its host, as under SELinux."""
+
+    connect = socket.socket.connect
+
+    def refuse(self: socket.socket, address: Any) -> None:
+        if self.family == socket.AF_UNIX:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        connect(self, address)
 
     with pytest.MonkeyPatch.context() as patch:
         if rank == 3:
             patch.setattr(socket.socket, "connect", refuse)
-        with pytest.raises(gradwire.RendezvousError) as refused:
-            gradwire.attach(ddp, "reliable", rendezvous_timeout=3.0)
-    return str(refused.value)
+        yield
 
 
-def test_a_rank_that_cannot_connect_within_its_host_is_named_on_all_ranks(pairs: HostRanks) -> None:
-    outcomes = pairs.run(cut_off)
-    assert all("rank 3" in text for text in outcomes)
-    for rank in (0, 1, 3):
-        assert "cannot connect to rank 2, which leads its host: " in outcomes[rank]
-        assert os.strerror(errno.EMFILE) in outcomes[rank]
+def demands_hosts(rank: int, world: int) -> tuple[tuple[int, ...], str, float]:
+    """What all get with hosts=True where that is refused, and after how long."""
+    ddp = wrap(model())
+    dist.barrier()
+    began = time.monotonic()
+    with refusing_sockets(rank), pytest.raises(gradwire.RendezvousError) as refused:
+        gradwire.attach(ddp, "reliable", hosts=True, rendezvous_timeout=60.0)
+    return refused.value.ranks, str(refused.value), time.monotonic() - began
 
 
-@pytest.mark.parametrize("value", [True, 0, 2, "host", None])
+def goes_without(rank: int, world: int, sockets: bool) -> tuple[bool, bool, list[str], float]:
+    """What hosts="auto" comes to where sharing is refused."""
+    net, twin = model(), model()
+    ddp = wrap(net)
+    dist.barrier()
+    began, lines = time.monotonic(), Lines()
+    logging.getLogger("gradwire").addHandler(lines)
+    with refusing_sockets(rank) if sockets else contextlib.nullcontext():
+        attachment = gradwire.attach(ddp, "reliable", rendezvous_timeout=60.0)
+    logging.getLogger("gradwire").removeHandler(lines)
+    took = time.monotonic() - began
+    ddp(batch(rank, 0)).square().mean().backward()
+    everybody = [torch.empty_like(gradients(ddp)) for _ in range(world)]
+    dist.all_gather(everybody, local_gradients(twin, batch(rank, 0)))
+    expected = sum(everybody[1:], everybody[0].clone()) * torch.tensor(1.0 / world)
+    right = torch.equal(gradients(ddp), expected)
+    speaks = bool(attachment.counters())
+    attachment.detach()
+    return right, speaks, lines.found, took
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+def check_without(outcomes: list[tuple[bool, bool, list[str], float]], who: str) -> None:
+    for right, speaks, _, took in outcomes:
+        assert right
+        assert speaks  # each rank for itself
+        assert took < 45.0  # nobody has waited for rendezvous_timeout
+    (line,) = [line for _, _, lines, _ in outcomes for line in lines]  # of one rank
+    assert who in line
+
+
+def check_demand(outcomes: list[tuple[tuple[int, ...], str, float]], who: int) -> None:
+    for ranks, text, took in outcomes:
+        assert ranks == (who,)
+        assert os.strerror(errno.EACCES) in text
+        assert took < 45.0
+
+
+def test_ranks_that_may_not_connect_within_their_host_go_without(pairs: HostRanks) -> None:
+    check_demand(pairs.run(demands_hosts), 3)
+    check_without(pairs.run(goes_without, sockets=True), "rank 3")
+    outcomes = pairs.run(exact_steps, places=PAIRS, steps=1)  # where nothing is refused again
+    assert [bool(outcome["counters"]) for outcome in outcomes] == [True, False, True, False]
+
+
+@pytest.mark.skipif(not seccomp.CALLS, reason="system calls of this machine are not known")
+@pytest.mark.parametrize(
+    ("refuse", "who"), [(refused_memory, "rank 2"), (refused_sockets, "rank 3")]
+)
+def test_ranks_whose_kernel_refuses_memory_or_sockets_go_without(
+    refuse: Callable[..., None], who: str
+) -> None:
+    with hosts(PAIRS) as ranks:
+        ranks.run(join_group, port=next(ports))
+        ranks.run(refuse)
+        check_without(ranks.run(goes_without, sockets=False), who)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, "host", None])
 def test_a_value_of_hosts_that_is_not_possible_is_refused(value: object) -> None:
     with pytest.raises(gradwire.ConfigError) as refused:
         gradwire.Settings.build({"hosts": value}, environment={})
@@ -444,6 +528,35 @@ def _raise(gradient: torch.Tensor) -> torch.Tensor:
     raise ArithmeticError("mine")
 
 
+def leaves_first(rank: int, world: int) -> str:
+    """The followers detach after a step; what the leaders get in that step, and in the next one."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(2):  # in the second one DDP makes its buckets anew, together
+        ddp(batch(rank, step)).square().mean().backward()
+    if rank in (1, 3):
+        attachment.detach()
+        dist.barrier()
+        return ""
+    dist.barrier()
+    while any(thread.name == "gradwire-host-1" for thread in threading.enumerate()):
+        time.sleep(0.01)  # it ends once it has noted that the follower is gone
+    optimizer.step()
+    loss = ddp(batch(rank, 2)).square().mean()
+    with pytest.raises(RuntimeError) as failed:
+        loss.backward()
+    attachment.detach()
+    return str(failed.value)
+
+
+def test_a_rank_that_detaches_first_spoils_no_step_that_is_done(pairs: HostRanks) -> None:
+    outcomes = pairs.run(leaves_first)
+    assert "rank 1 of this host has ended or detached" in outcomes[0] + outcomes[2]
+    assert outcomes[0]
+    assert outcomes[2]
+
+
 class OddError(gradwire.GradwireError):
     """An error of a policy that cannot be unpickled, since its arguments are not its text."""
 
@@ -462,7 +575,7 @@ class Odd(Reliable):
 
 def odd(rank: int, world: int) -> str:
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, Odd(), timeout=5.0)
+    attachment = gradwire.attach(ddp, Odd())
     ddp(batch(rank, 0)).square().mean().backward()
     with pytest.raises(RuntimeError) as failed:
         ddp(batch(rank, 1)).square().mean().backward()
@@ -470,10 +583,9 @@ def odd(rank: int, world: int) -> str:
     return str(failed.value)
 
 
-def test_an_error_that_cannot_be_unpickled_reaches_the_host(pairs: HostRanks) -> None:
-    outcomes = pairs.run(odd)
-    assert "rank 0 has no plan: it is odd" in outcomes[0]
-    assert "rank 0 has no plan: it is odd" in outcomes[1]
+def test_an_error_that_cannot_be_unpickled_reaches_all_hosts(pairs: HostRanks) -> None:
+    for text in pairs.run(odd):
+        assert "rank 0 has no plan: it is odd" in text
 
 
 def leaves(rank: int, world: int, who: int) -> None:
@@ -535,6 +647,8 @@ def test_a_rank_that_does_not_go_on_is_named_to_its_host(
 ) -> None:
     outcomes = pairs.run(fails, who=who, how=how, steps=steps)
     assert text in outcomes[who ^ 1]
+    if who == 1 and how == "raises":  # the leader of its host goes on, and tells the others
+        assert all(text in outcomes[rank] for rank in (2, 3))
     assert all(outcomes)
 
 

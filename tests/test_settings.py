@@ -48,8 +48,9 @@ def test_variables_convert_to_what_a_setting_takes() -> None:
     assert settings.server_count == 2
     assert Settings.build(environment={"GRADWIRE_ERROR_FEEDBACK": "auto"}).feedback is False
     assert Settings.build(environment={"GRADWIRE_HOSTS": "False"}).hosts is False
-    with pytest.raises(ConfigError, match="GRADWIRE_HOSTS='true': expected 'auto' or False"):
-        Settings.build(environment={"GRADWIRE_HOSTS": "true"})
+    assert Settings.build(environment={"GRADWIRE_HOSTS": "true"}).hosts is True
+    with pytest.raises(ConfigError, match="GRADWIRE_HOSTS='many': expected 'auto' or true or fa"):
+        Settings.build(environment={"GRADWIRE_HOSTS": "many"})
 
 
 def service(name: str) -> dict[str, str]:
@@ -182,6 +183,7 @@ def test_configure_says_what_would_be_right(
         {"route": ["server"]},
         {"servers": 2},
         {"servers": 0, "route": "server"},
+        {"hosts": True, "route": "server"},
         {"servers": ["host:1"], "route": "server"},
         {"port": 70_000},
         {"port": True},

@@ -93,7 +93,9 @@ class Settings:
         servers: Number of those processes; None stands for 1 with route="server".
         hosts: Whether ranks of one host sum among themselves first, so that one rank speaks for the
             host: "auto", where there are several hosts and one of them has several ranks, on the
-            route "sharded"; or False. Every other rank of a host sends nothing over the network.
+            route "sharded", and the kernels let ranks of a host share memory; True, where it is an
+            error that they do not; or False. Every other rank of a host sends nothing over the
+            network.
         interface: The network interface by which gradwire's datagrams leave, by name or by its
             address (IPv4 or IPv6); None for the one that leads to the store's host. It is compared
             with the host's interfaces when the ranks meet (`gradwire.transport.addresses`).
@@ -142,7 +144,7 @@ class Settings:
 
     route: str = "sharded"
     servers: int | None = None
-    hosts: Literal["auto", False] = "auto"
+    hosts: Literal["auto"] | bool = "auto"
     interface: str | None = None
     port: PORT = 0
     datagram: int = 0
@@ -190,8 +192,15 @@ class Settings:
                 raise ConfigError.about(
                     "servers=0 with route='server'", "1 or more", setting="servers", value=0
                 )
-        if not isinstance(self.hosts, str | bool) or self.hosts not in ("auto", False):
-            raise ConfigError.of("hosts", self.hosts, "allowed are 'auto', False")
+        if not isinstance(self.hosts, str | bool) or self.hosts not in ("auto", True, False):
+            raise ConfigError.of("hosts", self.hosts, "allowed are 'auto', True, False")
+        if self.hosts is True and self.route == "server":
+            raise ConfigError.of(
+                "hosts",
+                True,
+                "every rank sends its own gradient to servers; use 'auto' or False",
+                beside="with route='server'",
+            )
         object.__setattr__(self, "port", _ports(self.port))
         if not (is_whole(self.datagram) and self.datagram == 0):
             _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)

@@ -227,6 +227,14 @@ class FullySharded(Connection):
 
     def _configure(self, *args: Any) -> None:
         super()._configure(*args)
+        if self._settings.hosts is True:
+            raise ConfigError.of(
+                "hosts",
+                True,
+                "every rank needs a shard of its own, so none speaks for others; use 'auto' or "
+                "False",
+                beside="under fully_shard",
+            )
         self._settings = replace(self._settings, hosts=False)
         if self._settings.server_count:
             raise ConfigError.of(

@@ -28,7 +28,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HostLink", "Listener", "connect", "hosts_of", "map_rows", "memory_of_rows"]
+__all__ = [
+    "HostLink",
+    "Listener",
+    "check_memory",
+    "connect",
+    "hosts_of",
+    "map_rows",
+    "memory_of_rows",
+]
 
 log = logging.getLogger("gradwire")
 
@@ -40,8 +48,17 @@ GREETING_BYTES = TOKEN_BYTES + _PLACE.size
 BACKLOG = 4096
 """Connections that may wait to be accepted, unless the kernel (somaxconn) allows fewer."""
 
+POLL_S = 0.25
+"""Seconds of a wait within a host after which it looks whether there is still reason to wait."""
+
+TRIAL = 1.5
+"""What the memory holds by which a host's ranks try whether they can share any."""
+
 RETRY_S = 0.02
 """Seconds between two attempts to connect to a listener whose queue is full."""
+
+Stop = Callable[[], bool]
+"""Returns whether a wait is in vain."""
 
 Take = Callable[[int, Any, int | None], None]
 """Takes a message: the sender's place on the host, the message, and the memory that came along."""
@@ -71,6 +88,15 @@ def memory_of_rows(rows: int, elements: int) -> int:
         os.close(memory)
         raise
     return memory
+
+
+def check_memory() -> None:
+    """Raises OSError where the kernel refuses shared memory to this process."""
+    memory = memory_of_rows(1, 1)
+    try:
+        map_rows(memory, 1, 1)[:] = TRIAL
+    finally:
+        os.close(memory)
 
 
 def map_rows(memory: int, rows: int, elements: int) -> NDArray[np.float32]:
@@ -119,14 +145,25 @@ class Listener:
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self.address = f"{name}/{self._token.hex()}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(_abstract(name))
-        self._socket.listen(BACKLOG)
+        try:
+            self._socket.bind(_abstract(name))
+            self._socket.listen(BACKLOG)
+        except BaseException:
+            self._socket.close()
+            raise
         self._socket.setblocking(False)
 
-    def accept(self, places: Iterable[int], timeout_s: float) -> HostLink:
+    def accept(
+        self, places: Iterable[int], timeout_s: float, stop: Stop = lambda: False
+    ) -> HostLink:
         """Waits until the ranks at these places of the host have connected, or the time is up.
 
         A process that connects and sends no greeting, or a wrong one, delays no other one.
+
+        Args:
+            places: The places.
+            timeout_s: Seconds to wait.
+            stop: Whether to give up before; it is asked every POLL_S at most.
 
         Returns:
             The connections of those that came, which may be fewer.
@@ -138,7 +175,10 @@ class Listener:
             ready.register(self._socket, selectors.EVENT_READ)
             try:
                 while missing and (left_s := deadline - time.monotonic()) > 0.0:
-                    for key, _ in ready.select(left_s):
+                    came = ready.select(min(left_s, POLL_S))
+                    if not came and stop():
+                        break
+                    for key, _ in came:
                         if key.data is None:
                             self._accept_one(ready)
                         elif key.data.read():
@@ -261,6 +301,52 @@ class HostLink:
                 else:
                     socket.send_fds(self._sockets[place], [header], [memory])
                     self._sockets[place].sendall(payload)
+
+    def offer_trial(self) -> None:
+        """Hands memory to the others, which `take_trial`.
+
+        Raises:
+            OSError: The kernel refuses the memory, or to hand it over.
+        """
+        memory = memory_of_rows(1, 1)
+        try:
+            map_rows(memory, 1, 1)[:] = TRIAL
+            for link in self._sockets.values():
+                socket.send_fds(link, [b"\0"], [memory])
+        finally:
+            os.close(memory)
+
+    def take_trial(self, timeout_s: float, stop: Stop) -> None:
+        """Takes the memory that the leader offers, and reads it; before `listen`.
+
+        Args:
+            timeout_s: Seconds to wait.
+            stop: Whether to give up before; it is asked every POLL_S at most.
+
+        Raises:
+            EOFError: `stop` said so, or the leader has closed the connection.
+            OSError: The kernel refuses the memory; or none came in time.
+        """
+        link = self._sockets[0]
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as ready:
+            ready.register(link, selectors.EVENT_READ)
+            while not ready.select(POLL_S):
+                if stop():
+                    raise EOFError
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"no shared memory came within {timeout_s:g} s")
+        sign, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+        if not sign:
+            raise EOFError
+        if not descriptors:
+            raise OSError("shared memory came without its file descriptor")
+        try:
+            value = float(map_rows(descriptors[0], 1, 1)[0, 0])
+        finally:
+            os.close(descriptors[0])
+        if value != TRIAL:
+            raise OSError("what another rank writes to shared memory does not come here")
 
     def close(self) -> None:
         """Ends the connections, which the others notice. Idempotent."""

@@ -352,12 +352,12 @@ class Meeting:
     def hurry(self) -> None:
         """Asks the others to publish in the next exchange now, whatever they still wait for."""
         with store_errors():
-            self._store.set(self._key(HURRY), "1")
+            self._store.set(self._key(HURRY), str(self._next))
 
     def hurried(self) -> bool:
-        """Returns whether some endpoint has called `hurry`."""
+        """Returns whether some endpoint has called `hurry` in this exchange."""
         with store_errors():
-            return self._peek(self._key(HURRY)) is not None
+            return self._peek(self._key(HURRY)) == str(self._next)
 
     # ------------------------------------------------------------------ the end
 

@@ -213,6 +213,9 @@ class Leader(SharingPipeline):
             case Failed():
                 self._stop(message.error)
 
+    def _tell_hosts(self, cause: BaseException) -> None:
+        self.communicator.fail(str(cause) or type(cause).__name__)
+
     def _send_failure(self, failure: Failed) -> None:
         with self._answering:
             super()._send_failure(failure)

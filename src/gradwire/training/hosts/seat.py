@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from dataclasses import dataclass
 
 from gradwire.core.settings import Settings
 from gradwire.training.groups import Group, Host
 from gradwire.transport.addresses import host_identity
-from gradwire.transport.host_link import HostLink, Listener, connect, hosts_of
+from gradwire.transport.host_link import HostLink, Listener, check_memory, connect, hosts_of
 from gradwire.transport.rendezvous import Meeting
 
 __all__ = ["Seat", "share_number", "take_seat"]
+
+log = logging.getLogger("gradwire")
 
 CONNECTIONS = 2
 """Rendezvous time-outs that connecting within a host may take: the connections, an exchange."""
@@ -67,6 +70,9 @@ class Seat:
 def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None:
     """Agrees with all ranks which of them are on one host, and connects those; collective.
 
+    The kernel may refuse sockets or memory between ranks of a host (seccomp, SELinux, a limit of
+    file descriptors). That is tried here, where all ranks can still decide alike.
+
     Args:
         group: The group.
         meeting: A meeting of its members.
@@ -74,66 +80,138 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
 
     Returns:
         The seat; None where each rank speaks for itself: where that is set, beside servers, where
-        there is one host only, and where no host has several ranks.
+        there is one host only, where no host has several ranks, and where hosts="auto" and a kernel
+        refuses.
 
     Raises:
-        RendezvousError: Ranks of a host have not connected; the error names them.
+        RendezvousError: A kernel refuses and hosts=True; the error names the ranks.
     """
     if settings.hosts is False or settings.server_count or group.world_size < 3:
         return None
-    with contextlib.closing(Listener()) as listener:
-        texts = meeting.exchange(json.dumps([host_identity(), listener.address]))
-        places = [json.loads(text) for text in texts]
-        hosts = hosts_of([identity for identity, _ in places])
+    with contextlib.ExitStack() as done, contextlib.ExitStack() as undo:
+        trouble, address, listener = "", "", None
+        try:
+            check_memory()
+            listener = done.enter_context(contextlib.closing(Listener()))
+            address = listener.address
+        except OSError as error:
+            trouble = f"cannot lead its host: {error}"
+        texts = meeting.exchange(json.dumps([host_identity(), address, trouble]))
+        offers = [json.loads(text) for text in texts]
+        hosts = hosts_of([identity for identity, _, _ in offers])
         if len(hosts) in (1, group.world_size):
             return None
+        leaders = [host[0] for host in hosts if len(host) > 1]
+        troubles = {leader: offers[leader][2] for leader in leaders if offers[leader][2]}
         own = next(host for host in hosts if group.rank in host)
-        place = own.index(group.rank)
-        if place > 0:
-            link = _connected(meeting, places[own[0]][1], own, settings)
-        else:
-            link = _accepted(meeting, listener, own, settings)
-    try:
-        meeting.exchange("", CONNECTIONS * meeting.timeout_s)
-    except BaseException:
-        link.close()
-        raise
+        link: HostLink | None = None
+        if not troubles:
+            try:
+                link = _link(meeting, listener, offers[own[0]][1], own, settings)
+                trouble = ""
+            except _TroubleError as error:
+                trouble = str(error)
+                meeting.hurry()
+            if link is not None:
+                undo.callback(link.close)
+            texts = meeting.exchange(trouble, CONNECTIONS * meeting.timeout_s)
+            troubles = {rank: text for rank, text in enumerate(texts) if text}
+        if troubles or link is None:
+            _refuse(meeting, settings, troubles)
+            return None
+        undo.pop_all()
     ranks = tuple(group.ranks[rank] for rank in own)
-    return Seat(place, hosts, ranks, group.ranks, link)
+    return Seat(own.index(group.rank), hosts, ranks, group.ranks, link)
 
 
-def _connected(
-    meeting: Meeting, address: str, own: tuple[int, ...], settings: Settings
+class _TroubleError(Exception):
+    """This rank cannot be connected within its host; the text says why."""
+
+
+IN_VAIN = "waited in vain"
+"""The trouble of a rank that gave up because another one of the job has trouble."""
+
+
+def _link(
+    meeting: Meeting,
+    listener: Listener | None,
+    address: str,
+    own: tuple[int, ...],
+    settings: Settings,
 ) -> HostLink:
-    """Connects this rank with the leader of its host, the first of its host's ranks."""
-    here = meeting.endpoint
-    try:
-        return connect(address, own.index(here), settings.rendezvous_timeout)
-    except OSError as error:
-        raise meeting.error(
-            f"{meeting.describe([here])} cannot connect to {meeting.describe(own[:1])}, which "
-            f"leads its host: {error}; hosts=False lets every rank use the network",
-            [here],
-        ) from error
+    """Connects this rank within its host, whose first rank leads it, and tries shared memory.
+
+    Raises:
+        _TroubleError: It cannot be.
+    """
+    here, timeout_s = meeting.endpoint, settings.rendezvous_timeout
+    leads = here == own[0]
+
+    def stop() -> bool:
+        meeting.check_failures()
+        return meeting.hurried()
+
+    if len(own) == 1:
+        return HostLink({})
+    with contextlib.ExitStack() as undo:
+        try:
+            if leads:
+                assert listener is not None  # else this rank has said that it cannot lead
+                link = listener.accept(range(1, len(own)), timeout_s, stop)
+            else:
+                link = connect(address, own.index(here), timeout_s)
+            undo.callback(link.close)
+            if leads:
+                _check_present(meeting, link, own, settings)
+                link.offer_trial()
+            else:
+                link.take_trial(timeout_s, stop)
+        except EOFError as error:
+            raise _TroubleError(IN_VAIN) from error
+        except OSError as error:
+            leader = f"{meeting.describe(own[:1])}, which leads its host"
+            what = "leads its host" if leads else f"cannot connect to {leader}"
+            raise _TroubleError(f"{what}: {error}") from error
+        undo.pop_all()
+        return link
 
 
-def _accepted(
-    meeting: Meeting, listener: Listener, own: tuple[int, ...], settings: Settings
-) -> HostLink:
-    """Connects the leader, which is the first of its host's ranks, with the others."""
-    timeout_s = settings.rendezvous_timeout
-    link = listener.accept(range(1, len(own)), timeout_s)
+def _check_present(
+    meeting: Meeting, link: HostLink, own: tuple[int, ...], settings: Settings
+) -> None:
+    """Raises EOFError or OSError where not all ranks of a host have connected to its leader."""
     absent = [rank for place, rank in enumerate(own) if place and place not in link.places]
+    if absent and meeting.hurried():
+        raise EOFError
     if absent:
-        link.close()
-        origin = settings.origin("rendezvous_timeout")
-        raise meeting.error(
-            f"{meeting.describe(own[:1])} leads its host, and {meeting.describe(absent)} did not "
-            f"connect to it (rendezvous_timeout={timeout_s:g} s, {origin}); hosts=False lets every "
-            "rank use the network",
-            absent,
+        raise OSError(
+            f"{meeting.describe(absent)} did not connect to it (rendezvous_timeout="
+            f"{settings.rendezvous_timeout:g} s, {settings.origin('rendezvous_timeout')})"
         )
-    return link
+
+
+def _refuse(meeting: Meeting, settings: Settings, troubles: dict[int, str]) -> None:
+    """Raises, or logs on one rank, that ranks of a host cannot sum among themselves.
+
+    Args:
+        meeting: The meeting.
+        settings: The settings.
+        troubles: Why, by rank.
+    """
+    causes = {rank: text for rank, text in troubles.items() if text != IN_VAIN} or troubles
+    named = "; ".join(f"{meeting.describe([rank])} {text}" for rank, text in causes.items())
+    if settings.hosts is True:
+        raise meeting.error(
+            f"hosts=True: ranks of one host cannot sum among themselves: {named}; hosts='auto' or "
+            "False lets every rank send its own gradient",
+            causes,
+        )
+    if meeting.endpoint == 0:
+        log.warning(
+            "ranks of one host cannot sum among themselves: %s; every rank sends its own gradient, "
+            "as with hosts=False",
+            named,
+        )
 
 
 def share_number(meeting: Meeting, number: int) -> int:

@@ -120,6 +120,7 @@ class SharingPipeline(GradientPipeline):
             return self._refuse(bucket, error)
         except BaseException as error:
             self._stop(error)
+            self._tell_hosts(error)
             raise
         self._up.submit(lambda: self._go_up(handed))
         assert handed.result is not None
@@ -304,10 +305,24 @@ class SharingPipeline(GradientPipeline):
         with self._mutex:
             running = self._running
         self._fail(running, cause, in_step=bool(lost))
+        if notify and lost:
+            self._tell_hosts(cause)
         for handed in lost:
             handed.error = error if isinstance(error, Exception) else cause
             handed.rows = None
             handed.deliver()
+
+    def _refuse(self, bucket: Bucket, stopped: GradwireError) -> torch.futures.Future[torch.Tensor]:
+        """Answers a bucket that comes after a failure; the other hosts may wait for its sum."""
+        self._tell_hosts(stopped)
+        return super()._refuse(bucket, stopped)
+
+    def _tell_hosts(self, cause: BaseException) -> None:
+        """Tells the other hosts why this one carries no bucket any more.
+
+        A failure between two steps is told with the next bucket only: ranks detach one after
+        another, and other hosts may still take results of the last step.
+        """
 
     def _send_failure(self, failure: Failed) -> None:
         self._link.send(failure)
