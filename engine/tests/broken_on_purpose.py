@@ -687,6 +687,22 @@ BREAKS = (
         "tests/test_ddp_steps.py::test_each_optimizer_that_a_scaler_skips_owes_what_was_owed",
     ),
     Break(
+        8,
+        "a distributed checkpoint keeps what one rank owes for all ranks",
+        PYTHON + "core/rank_state.py",
+        'return f"rank {rank} of {ranks}"',
+        'return f"rank 0 of {ranks}"',
+        "tests/test_distributed_checkpoint.py::test_each_ranks_state_comes_back_to_the_bit",
+    ),
+    Break(
+        8,
+        "another rank's state is taken though something was owed",
+        PYTHON + "training/pipeline.py",
+        "if owing or _owes(state):",
+        "if owing and _owes(state):",
+        "tests/test_distributed_checkpoint.py::test_another_ranks_state_is_refused_unless_nothing_was_owed",
+    ),
+    Break(
         10,
         "ranks sum gradients of different tensors of one size",
         PYTHON + "training/pipeline.py",
