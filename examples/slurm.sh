@@ -12,7 +12,8 @@
 #SBATCH --open-mode=append
 set -euo pipefail
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts%%$'\n'*}
 port=$((20000 + SLURM_JOB_ID % 10000)) # jobs that share a node have different ones
 
 # The network between the nodes, for Gloo and for gradwire, where a node has several:
