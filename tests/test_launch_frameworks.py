@@ -116,8 +116,6 @@ import runpy, sys
 import ray
 from ray.cluster_utils import Cluster
 
-from own_state import own_state
-
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=2)
 ray.init(address=cluster.address)
