@@ -20,7 +20,15 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=256, n_positions=32, n_embd=64, n_layer=2, n_head=2)
+    config = GPT2Config(
+        vocab_size=256,
+        n_positions=32,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     tokens = torch.randint(256, (64, 32), generator=torch.Generator().manual_seed(1))
     arguments = TrainingArguments(
         options.folder,
