@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,10 +57,15 @@ def test_without_a_way_to_the_store_there_is_an_address_all_the_same(towards: st
             probe.bind((each, 0))
 
 
-def test_loopback_counts_as_ethernet() -> None:
+def test_loopback_has_an_mtu_like_any_interface() -> None:
     (place,) = local_addresses("127.0.0.1", None)
-    assert place.mtu == 0
-    assert place.datagram() == 1472
+    mtu = mtu_of("lo")
+    assert place.mtu == mtu
+    assert place.datagram() == min(mtu - 28, 8972)
+
+
+def mtu_of(interface: str) -> int:
+    return int(Path(f"/sys/class/net/{interface}/mtu").read_text())
 
 
 def test_headers_of_ipv6_are_longer() -> None:
@@ -68,6 +74,13 @@ def test_headers_of_ipv6_are_longer() -> None:
     assert LocalAddress("fd00::1", "eth0", 1500).datagram(route_mtu=1400) == 1352
     assert LocalAddress("fd00::1").datagram(route_mtu=1400) == 1352
     assert LocalAddress("10.0.0.1", "eth0", 65_536).datagram() == 8972
+    assert LocalAddress("10.0.0.1").datagram() == 1472
+
+
+def test_the_route_decides_where_it_is_known() -> None:
+    """That between two addresses of a host passes loopback, whichever interface has them."""
+    assert LocalAddress("10.0.0.1", "eth0", 1500).datagram(route_mtu=65_536) == 8972
+    assert LocalAddress("10.0.0.1", "eth0", 9000).datagram(route_mtu=1500) == 1472
 
 
 def test_a_link_local_address_is_bound_with_its_interface() -> None:
@@ -251,10 +264,17 @@ def test_an_mtu_that_carries_too_little_is_named() -> None:
         assert known in str(raised.value)
 
 
-def agreed(fields: list[dict[str, Any]]) -> int:
+def test_ranks_of_one_host_use_the_mtu_of_the_way_between_them() -> None:
+    """It is loopback's, also where they would use an interface whose MTU is smaller."""
+    loopback = min(mtu_of("lo") - 28, 8972)
+    assert agreed([{"mtu": 1500}, {"mtu": 1400}], address="127.0.0.1") == loopback
+    assert agreed([{"mtu": 1500}, {"datagram": 1000}], address="127.0.0.1") == 1000
+
+
+def agreed(fields: list[dict[str, Any]], address: str = "10.0.0.1") -> int:
     """The datagram of endpoints on one host."""
     everybody = [
-        introduction(rank, "10.0.0.1", identity="one", **each) for rank, each in enumerate(fields)
+        introduction(rank, address, identity="one", **each) for rank, each in enumerate(fields)
     ]
     here = Meeting(dist.HashStore(), "t", endpoint=0, workers=len(fields), servers=0, timeout_s=1)
     return rendezvous.agree_datagram(

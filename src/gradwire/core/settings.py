@@ -101,7 +101,7 @@ class Settings:
             with the host's interfaces when the ranks meet (`gradwire.transport.addresses`).
         port: UDP port: 0 for any free one, a number, or a range, as "29600-29700" or a pair, of
             which each process takes the first free one.
-        datagram: Largest UDP payload, 0 for what the smallest MTU of interfaces and routes allows.
+        datagram: Largest UDP payload, 0 for what the smallest MTU between the ranks allows.
         rendezvous_timeout: How long to wait for the peers to appear.
         peer_timeout: How long a peer's engine may be silent before it counts as dead.
         timeout: How long one transfer may take, during which peers may still compute; None for the

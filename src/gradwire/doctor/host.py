@@ -140,7 +140,8 @@ def _address(own: LocalAddress, settings: Settings) -> Finding:
 
 def _mtu(own: LocalAddress, settings: Settings) -> Finding:
     longest = own.datagram()
-    mtu = f"The MTU of {own.interface} is {own.mtu}" if own.mtu else "Loopback limits no datagram"
+    known = f"The MTU of {own.interface} is {own.mtu}"
+    mtu = known if own.mtu else f"No interface names an MTU for {own.address}"
     if longest < SMALLEST_DATAGRAM:
         text = f"{mtu}, and datagrams of {longest} bytes are too short: {SMALLEST_DATAGRAM}."
         return Finding("problem", "MTU", text, f"ip link set {own.interface} mtu 1500")

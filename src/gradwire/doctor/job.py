@@ -182,7 +182,7 @@ class Examined:
                 own = self.addresses.get(first)
                 where = ""
                 if own is not None:
-                    where = f" at {own.address} on {own.interface}, MTU {own.mtu or 'of loopback'}"
+                    where = f" at {own.address} on {own.interface}, MTU {own.mtu or 'unknown'}"
                 parts.append(f"  {name}: {kind} {ranks}{where}")
             parts.append("")
         parts += lines(self.findings)

@@ -40,7 +40,7 @@ __all__ = [
 UDP_OVERHEAD = {4: 28, 6: 48}
 """Bytes of the IP and UDP headers, by IP version (RFC 791, RFC 8200, RFC 768)."""
 ETHERNET_MTU = 1500
-"""The MTU in bytes where no interface and no route names one, and between ranks over loopback."""
+"""The MTU in bytes where no interface and no route names one."""
 ETHERNET_DATAGRAM = ETHERNET_MTU - UDP_OVERHEAD[4]
 
 NEITHER = "neither an interface nor an address of this host"
@@ -67,8 +67,7 @@ class LocalAddress:
     Attributes:
         address: The address, without the scope of a link-local one, which is `interface`.
         interface: Name of the interface that has the address, "" where none lists it.
-        mtu: MTU of that interface in bytes; 0 where it limits nothing: on loopback, and without an
-            interface.
+        mtu: MTU of that interface in bytes; 0 where none lists the address.
     """
 
     address: str
@@ -86,12 +85,14 @@ class LocalAddress:
         return scoped(self.address, self.interface)
 
     def datagram(self, route_mtu: int = 0) -> int:
-        """Returns the largest UDP payload in bytes that this interface sends unfragmented.
+        """Returns the largest UDP payload in bytes that leaves this address unfragmented.
 
         Args:
-            route_mtu: MTU of the routes to the peers in bytes, 0 where it is not known.
+            route_mtu: MTU of the routes to the peers in bytes, 0 where it is not known. It counts
+                in place of the interface's, since the route to another address of this host passes
+                loopback, whichever interface has the two.
         """
-        mtu = min((mtu for mtu in (self.mtu, route_mtu) if mtu), default=ETHERNET_MTU)
+        mtu = route_mtu or self.mtu or ETHERNET_MTU
         return min(LARGEST_DATAGRAM, mtu - UDP_OVERHEAD[self.version])
 
 
@@ -359,7 +360,7 @@ def _local(known: Sequence[_engine.Interface], address: str) -> LocalAddress:
     plain, _, _ = address.partition("%")
     if owner is None:
         return LocalAddress(plain)
-    return LocalAddress(plain, owner.name, 0 if owner.loopback else owner.mtu)
+    return LocalAddress(plain, owner.name, owner.mtu)
 
 
 def _owner(known: Sequence[_engine.Interface], address: str) -> _engine.Interface | None:

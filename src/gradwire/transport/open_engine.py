@@ -231,7 +231,7 @@ def _setup(
     more = f" and {len(peers) - MOST_NAMED} more" if len(peers) > MOST_NAMED else ""
     return (
         f"{meeting.describe([meeting.endpoint])}: UDP {_place(*places[meeting.endpoint])}, "
-        f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'of loopback'}), datagrams of "
+        f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'unknown'}), datagrams of "
         f"{datagram} bytes, receive buffer {features['rcvbuf']} bytes (asked for "
         f"{features['rcvbuf_asked']}), send buffer {features['sndbuf']} (asked for "
         f"{features['sndbuf_asked']}), {', '.join(words)}; peers: "

@@ -854,8 +854,7 @@ def agree_datagram(
 ) -> int:
     """Agrees on the largest datagram that every endpoint can send; collective.
 
-    An endpoint can send what it is configured for, or else what its interface and its routes to
-    the others take.
+    An endpoint can send what it is configured for, or else what its routes to the others take.
 
     Args:
         meeting: The meeting.
@@ -870,9 +869,10 @@ def agree_datagram(
         RendezvousError: That is so on another endpoint, there is no route, or the datagrams would
             be too short; the error names the endpoints.
     """
-    mtus = [0] * len(everybody)
     if len({each.identity for each in everybody}) > 1:
         mtus = _exchange_routes(meeting, everybody, chosen)
+    else:
+        mtus = [_mtu_here(chosen)] * len(everybody)
     limits = [
         each.datagram or place.datagram(mtu)
         for each, place, mtu in zip(everybody, chosen, mtus, strict=True)
@@ -883,11 +883,22 @@ def agree_datagram(
         raise meeting.error(
             f"{meeting.describe(short)} can send datagrams of {limits[short[0]]} bytes only (from "
             f"{place.address}, interface {place.interface or 'unknown'}, MTU "
-            f"{min(each for each in (place.mtu, mtu) if each)}); {SMALLEST_DATAGRAM} and more are "
+            f"{mtu or place.mtu}); {SMALLEST_DATAGRAM} and more are "
             "needed: raise the MTU, or set interface= or GRADWIRE_INTERFACE to another network",
             short,
         )
     return min(limits)
+
+
+def _mtu_here(chosen: list[LocalAddress]) -> int:
+    """Returns the smallest MTU in bytes between these addresses of this host; 0: not known.
+
+    Every process of the host gets the same answer, so they need not exchange it.
+    """
+    bound = {place.bound for place in chosen}
+    with contextlib.suppress(OSError):
+        return min(route_mtu(source, other) for source in bound for other in bound)
+    return 0
 
 
 def _exchange_routes(
