@@ -156,3 +156,33 @@ def test_a_callback_of_a_bucket_may_wait_for_a_later_one(policy: str | Policy) -
     assert waited.wait(60)
     assert came == [True]
     stager.stop()
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_steps_are_cut_for_what_the_paths_carry_be_it_less_or_more(servers: int) -> None:
+    job = Job(2, {"layer.weight": 100_000}, servers=servers)
+    gradients = [np.full(100_000, rank + 1.0, np.float32) for rank in range(2)]
+
+    def packets() -> tuple[int, int]:
+        """The packets that rank 0 sends in a step, and those of all that go in parts."""
+        before = [job.fabric.counters(host) for host in range(2 + servers)]
+        assert (job.step(gradients)[0] == 1.5).all()
+        after = [job.fabric.counters(host) for host in range(2 + servers)]
+        parts = sum(
+            new["fragmented"] - old["fragmented"] for old, new in zip(before, after, strict=True)
+        )
+        return after[0]["packets_sent"] - before[0]["packets_sent"], parts
+
+    whole, parts = packets()
+    assert parts == 0
+    for way in ("up", "down"):
+        job.fabric.set_link(1, way, replace(NETWORK_A, longest=600))
+    for _ in range(3):  # the first finds out, and the second agrees
+        shorter, parts = packets()
+    assert (shorter > 2 * whole, parts) == (True, 0)
+    for way in ("up", "down"):
+        job.fabric.set_link(1, way, NETWORK_A)
+    job.compute(15.0)
+    packets()
+    again, parts = packets()
+    assert (again < 1.2 * whole, parts) == (True, 0)

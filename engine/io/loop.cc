@@ -73,6 +73,7 @@ struct Loop::Impl {
   bool send_held();
   void hand_on_events();
   void learn_limit(uint16_t peer, uint32_t too_long);
+  void refused(const Train& long_train);
   void publish();
   void finish(const std::string& why);
   void fail(const std::string& why);
@@ -422,8 +423,7 @@ bool Loop::Impl::receive_batch() {
 bool Loop::Impl::send_held() {
   const uint64_t before = socket.counters().too_long;
   held.first = socket.send(addresses[held.train().destination], held.train(), held.first);
-  if (socket.counters().too_long != before)
-    learn_limit(held.train().destination, held.train().segment_bytes);
+  if (socket.counters().too_long != before) refused(held.train());
   if (held.first < held.train().count) return false;
   held.release();
   return true;
@@ -436,13 +436,18 @@ bool Loop::Impl::send_trains() {
     if (!endpoint->transmit(monotonic_now(), train)) return i > 0;
     const uint64_t before = socket.counters().too_long;
     const uint32_t taken = socket.send(addresses[train.destination], train, 0);
-    if (socket.counters().too_long != before) learn_limit(train.destination, train.segment_bytes);
+    if (socket.counters().too_long != before) refused(train);
     if (taken < train.count) {
       held.hold(train, taken);
       return false;  // nothing is sent before the socket is writable
     }
   }
   return true;
+}
+
+// The kernel has refused a train as too long. A ping may try a length that is known to be so.
+void Loop::Impl::refused(const Train& long_train) {
+  learn_limit(long_train.destination, long_train.whole ? 0 : long_train.segment_bytes);
 }
 
 // Applies the kernel's length for a route: the MTU of its interface, or what routers have reported.

@@ -377,6 +377,7 @@ void HeldTrain::hold(const Train& train, uint32_t from) {
   train_.total_bytes = train.total_bytes;
   train_.dscp = train.dscp;
   train_.ecn = train.ecn;
+  train_.whole = train.whole;
   for (uint32_t i = from; i < train.count; ++i) {
     const size_t begin = bytes_.size();
     for (size_t half = 0; half < 2; ++half) {

@@ -3,6 +3,7 @@ control frames.
 """
 
 import heapq
+import itertools
 import random
 
 import pytest
@@ -209,13 +210,18 @@ def test_one_ack_of_the_longest_ends_the_suspicion() -> None:
     assert limit.next_timer(ROUND) == NEVER
 
 
-def try_path(agreed: int, carries: int, loss: float, rng: random.Random) -> tuple[int, float]:
+def try_path(
+    agreed: int, carries: int, loss: float, rng: random.Random, claim: int = 0
+) -> tuple[int, float]:
     """A trial on a path; the limit after at most 20 s, and the seconds that it took.
 
     Answers take up to three rounds and overtake each other.
     """
     limit = PathLimit(agreed)
-    limit.try_out(0, 5 * MS)
+    if claim:
+        limit.claimed(claim, 0)
+    else:
+        limit.try_out(0, 5 * MS)
     answers: list[tuple[int, int]] = []  # (time, stamp)
     now = stamp = 0
     while limit.on_trial() and now < 20 * SECOND:
@@ -284,6 +290,77 @@ def test_an_answer_to_no_ping_of_the_trial_means_nothing() -> None:
     limit.ping(0, 1)
     assert not limit.answered(99, 2 * SECOND, ROUND)
     assert limit.on_trial()
+
+
+@pytest.mark.parametrize("claim", [256, 1_471])
+def test_a_peer_s_claim_is_tried_and_lowers_nothing_that_datagrams_contradict(claim: int) -> None:
+    limit = PathLimit(1_472)
+    for time, said, tried in [
+        (0, claim, True),
+        (1, claim, False),  # each of its pings says so
+        (2, 0, False),
+        (3, claim, True),
+        (4, 1_472, False),
+        (5, 9_000, False),
+    ]:
+        limit.claimed(said, time)
+        assert limit.on_trial() == tried
+        limit.acked(1_472)
+        assert (limit.on_trial(), limit.bytes()) == (False, 1_472)
+
+
+def test_what_a_peer_claims_to_send_counts_until_it_sends_more() -> None:
+    limit = PathLimit(1_472)
+    limit.claimed(600, 0)
+    assert (limit.bytes(), limit.both_ways()) == (1_472, 600)
+    assert not limit.arrived(600)
+    assert limit.arrived(601)
+    assert not limit.arrived(1_472)
+    assert limit.both_ways() == 1_472
+    limit.claimed(600, 1)
+    limit.claimed(0, 2)
+    assert limit.both_ways() == 1_472
+
+
+def test_a_claim_that_is_true_lowers_the_limit_by_a_trial() -> None:
+    limit, took = try_path(1_472, 1_400, 0.0, random.Random(1), claim=1_392)
+    assert limit == 1_392
+    assert took < 3
+
+
+def test_a_limit_that_has_fallen_is_tried_larger_again_and_ever_more_rarely() -> None:
+    limit = PathLimit(1_472)
+    assert limit.next_ping() == NEVER
+    limit.lower(1_400, SECOND)
+    rounds = []
+    stamp = 0
+    while len(rounds) < 9:
+        rounds.append(limit.next_ping() // SECOND)
+        lengths = []
+        while limit.next_ping() // SECOND == rounds[-1]:
+            stamp += 1
+            lengths.append(limit.ping(limit.next_ping(), stamp))
+        assert lengths == [1_472, 1_464, 1_452, 1_444, 1_432, 1_412, 0]
+    waits = [later - earlier for earlier, later in itertools.pairwise([1, *rounds])]
+    assert waits == [10, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert limit.bytes() == 1_400
+
+
+@pytest.mark.parametrize("agreed", [1_472, 1_400, 8_972])
+def test_the_longest_length_that_is_answered_is_the_new_limit(agreed: int) -> None:
+    limit = PathLimit(agreed)
+    limit.lower(256, 0)
+    sent = {}
+    now = limit.next_ping()
+    while length := limit.ping(now, now):
+        sent[length] = now
+        now = limit.next_ping()
+    assert max(sent) == agreed
+    assert limit.answered(sent[1_024], now, ROUND)
+    assert limit.bytes() == 1_024
+    assert not limit.answered(sent[548], now, ROUND)
+    assert limit.answered(sent[agreed], now, ROUND)
+    assert (limit.bytes(), limit.reduced(), limit.next_ping()) == (agreed, False, NEVER)
 
 
 def test_lengths_to_try_go_down_step_by_step_to_256() -> None:

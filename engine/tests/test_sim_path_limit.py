@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
 
+from gradwire import _engine
 from gradwire.sim.fabric import NETWORK_A, Direction, Fabric, Link
 from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
@@ -135,6 +137,53 @@ def test_a_path_that_carries_too_little_fails_by_its_name() -> None:
         done = fabric.completion(worker, 1)
         assert done is not None
         assert done.error_cause in ("mtu", "silence", "timeout")
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize(("size", "longest"), [(1472, 300), (8972, 1472)])
+def test_a_path_that_carries_long_datagrams_again_gets_them_within_seconds(
+    size: int, longest: int, servers: int
+) -> None:
+    fabric = Fabric(3, servers=servers, datagram_bytes=size)
+    quick = reduce(fabric, 0)
+    shorten(fabric, 1, "up", longest)
+    reduce(fabric, 1)
+    reduce(fabric, 2)
+    (known,) = agreed(fabric, 2)
+    assert known <= longest
+    fabric.set_link(1, "up", NETWORK_A)
+    fabric.run(fabric.now + 15.0, until_done=False)
+    for host in range(3 + servers):
+        assert fabric.counters(host)["path_limit"] == size
+    reduce(fabric, 3, datagram_bytes=known)
+    assert agreed(fabric, 3) == {size}
+    assert reduce(fabric, 4) < 2 * quick
+
+
+def claim(fabric: Fabric, source: int, destination: int, longest: int) -> None:
+    """A forged PING: the path carries datagrams of this length at the most."""
+    head = struct.pack("<BBHI", _engine.PROTOCOL_VERSION, 17, source, 1)
+    fabric.inject(source, destination, head + struct.pack("<QH", 0, longest))
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_claim_alone_shortens_no_datagrams(busy: bool) -> None:
+    fabric = Fabric(3)
+    reduce(fabric, 0)
+    values = gradients(3, ELEMENTS)
+    if busy:
+        fabric.all_reduce(1, plan(ELEMENTS), values, at=fabric.now)
+        fabric.run(fabric.now + 0.01, until_done=False)
+    claim(fabric, 1, 0, 256)
+    fabric.run(fabric.now + 3.0, until_done=False)
+    if not busy:
+        fabric.all_reduce(1, plan(ELEMENTS), values, at=fabric.now)
+        assert fabric.run(fabric.now + 20.0)
+    must_be_ok(fabric, 2)
+    assert agreed(fabric, 1) == {1472}
+    for host in range(3):
+        assert fabric.counters(host)["path_limit"] == 1472
+        assert fabric.counters(host)["fragmented"] == 0
 
 
 @pytest.mark.parametrize("servers", [0, 1])

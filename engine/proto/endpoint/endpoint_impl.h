@@ -276,6 +276,7 @@ struct Endpoint::Impl {
   // path_limit.cc
   void limit(Path& path, uint32_t bytes, Nanos now);
   void lowered(Path& path, Nanos now);
+  void raised(Path& path);
   void check_limit(Path& path, Nanos now);
   void on_fragment(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                    uint8_t ecn);

@@ -1,5 +1,5 @@
 // Paths that carry shorter datagrams than agreed: longer ones go in fragments, and later ops agree
-// on a shorter length.
+// on a length that all paths carry.
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -12,7 +12,12 @@ constexpr Nanos kTrialInterval = 50 * kMillisecond;
 }  // namespace
 
 void Endpoint::Impl::limit(Path& path, uint32_t bytes, Nanos now) {
-  if (path.limit.lower(bytes)) lowered(path, now);
+  if (path.limit.lower(bytes, now)) lowered(path, now);
+}
+
+void Endpoint::Impl::raised(Path& path) {
+  counters.now.path_limit = longest_datagram();
+  path.life.ping_now = true;  // the PING no longer carries the old length
 }
 
 void Endpoint::Impl::lowered(Path& path, Nanos now) {
@@ -44,7 +49,7 @@ void Endpoint::Impl::check_limit(Path& path, Nanos now) {
 uint32_t Endpoint::Impl::longest_datagram() const {
   uint32_t longest = config.datagram_bytes;
   for (const auto& p : paths)
-    if (p) longest = std::min(longest, p->limit.bytes());
+    if (p) longest = std::min(longest, p->limit.both_ways());
   return longest;
 }
 

@@ -26,6 +26,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.life.note(now);
+  if (path.limit.arrived(datagram.size())) counters.now.path_limit = longest_datagram();
   on_packet(path, head->kind, datagram, now, arrival, ecn);
 }
 
@@ -76,11 +77,12 @@ std::optional<wire::Ping> Endpoint::Impl::read_ping(Path& path, std::span<const 
 bool Endpoint::Impl::on_ping(Path& path, std::span<const uint8_t> datagram, Nanos now) {
   const auto ping = read_ping(path, datagram);
   if (!ping) return false;
-  wire::Reader more(datagram.subspan(wire::kPingBytes));
-  if (const auto bytes = more.get<uint16_t>(); more.ok() && bytes) {
-    if (bytes < wire::kMinDatagram) return false;
-    limit(path, bytes, now);
-  }
+  const auto claim = wire::Reader(datagram.subspan(wire::kPingBytes)).get<uint16_t>();
+  if (claim && claim < wire::kMinDatagram) return false;
+  path.limit.claimed(claim, now);
+  counters.now.path_limit = longest_datagram();
+  // Before the first answer there is nothing to set against what the peer says.
+  if (claim && !path.life.connected) limit(path, claim, now);
   path.life.pong_now = true;
   path.life.pong_stamp = ping->stamp;
   // A peer that still pings has not received this endpoint's ERROR.
@@ -95,7 +97,9 @@ bool Endpoint::Impl::on_pong(Path& path, std::span<const uint8_t> datagram, Nano
   const auto round = static_cast<Nanos>(wire::stamp_of(now - stamp));
   if (round >= kSecond) return true;
   path.recovery.rtt.sample(round, 0, now);
-  if (path.limit.answered(ping->stamp, now, path.recovery.rtt.round())) lowered(path, now);
+  const uint32_t before = path.limit.bytes();
+  if (path.limit.answered(ping->stamp, now, path.recovery.rtt.round()))
+    path.limit.bytes() < before ? lowered(path, now) : raised(path);
   // The answered ping had the agreed length, or the length that the path has turned out to carry.
   if (path.life.connected || path.limit.on_trial()) return true;
   path.life.connected = true;

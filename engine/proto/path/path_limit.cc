@@ -26,6 +26,8 @@ constexpr Nanos kSlowInterval = 100 * kMillisecond;
 constexpr uint32_t kEnough = 16;
 // The shortest trial: a burst of loss is over within it.
 constexpr Nanos kShortest = 1 * kSecond;
+// The longest time from one round of longer lengths to the next (RFC 8899 §5.1.1).
+constexpr Nanos kSlowestRise = 600 * kSecond;
 // Pings remembered; older ones count as lost.
 constexpr size_t kMostPings = 512;
 }  // namespace
@@ -36,11 +38,19 @@ uint32_t PathLimit::shorter(uint32_t bytes) {
   return 0;
 }
 
-bool PathLimit::lower(uint32_t bytes) {
+bool PathLimit::lower(uint32_t bytes, Nanos now) {
   if (bytes >= bytes_) return false;
   bytes_ = bytes;
   end();
+  tried_ = 0;
+  next_longer_ = now + longer_after_;
   return true;
+}
+
+void PathLimit::claimed(uint32_t bytes, Nanos now) {
+  if (bytes == claim_) return;
+  claim_ = bytes;
+  if (bytes && bytes < bytes_) try_out(now, kInterval);
 }
 
 void PathLimit::sent(uint32_t bytes, Nanos now, uint32_t count) {
@@ -97,8 +107,28 @@ uint32_t PathLimit::next_shorter() {
   return between[count - 1 - (best_ == 0 ? number : number / 2) % count];
 }
 
+// The length of the next ping of a round of longer ones, which goes down from the agreed length.
+uint32_t PathLimit::next_longer(Nanos now) {
+  const uint32_t length = tried_ == 0 ? agreed_ : shorter(tried_);
+  if (length > bytes_) {
+    tried_ = length;
+    next_longer_ = now + kInterval;
+    return length;
+  }
+  tried_ = 0;
+  next_longer_ = now + longer_after_;
+  longer_after_ = std::min(2 * longer_after_, kSlowestRise);
+  return 0;
+}
+
 uint32_t PathLimit::ping(Nanos now, uint64_t stamp) {
-  if (!on_trial_ || now < next_) return 0;
+  if (now < next_ping()) return 0;
+  if (!on_trial_) {
+    if (tried_ == 0) longer_.clear();
+    const uint32_t bytes = next_longer(now);
+    if (bytes) longer_.push_back({stamp, bytes, now});
+    return bytes;
+  }
   next_ = now + (now < quick_until_ ? interval_ : std::max(interval_, kSlowInterval));
   const uint32_t bytes = turn_ % 2 == 1 ? next_shorter() : longest_;
   ++turn_;
@@ -108,8 +138,15 @@ uint32_t PathLimit::ping(Nanos now, uint64_t stamp) {
 }
 
 bool PathLimit::answered(uint64_t stamp, Nanos now, Nanos round) {
-  const auto at = std::find_if(pings_.begin(), pings_.end(),
-                               [stamp](const Ping& ping) { return ping.stamp == stamp; });
+  const auto is_it = [stamp](const Ping& ping) { return ping.stamp == stamp; };
+  if (const auto longer = std::ranges::find_if(longer_, is_it);
+      longer != longer_.end() && longer->bytes > bytes_) {
+    bytes_ = longer->bytes;
+    end();
+    if (!reduced()) next_longer_ = kNever;
+    return true;
+  }
+  const auto at = std::ranges::find_if(pings_, is_it);
   if (at == pings_.end()) return false;
   const uint32_t bytes = at->bytes;
   pings_.erase(at);
@@ -127,7 +164,7 @@ bool PathLimit::answered(uint64_t stamp, Nanos now, Nanos round) {
     return ping.bytes == longest_ && now - ping.time > 2 * round;
   });
   if (answers_ < kEnough || unanswered < kEnough || now - began_ < kShortest) return false;
-  return lower(best_);
+  return lower(best_, now);
 }
 
 Nanos PathLimit::next_timer(Nanos round) const {

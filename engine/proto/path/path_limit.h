@@ -1,14 +1,19 @@
 // PathLimit decides how long a datagram to one peer may be. All endpoints agree on a length at the
 // start; a path may carry less later, often without any error.
 //
-// The limit falls at once when the kernel or the peer reports a shorter length. Otherwise a trial
-// decides (RFC 8899). It begins when none of the longest datagrams has been acknowledged for a
-// while: pings of that length and of shorter ones go in turn. The shortest come first, since their
-// answer proves that the peer is there; then the best so far and longer ones take turns. The limit
-// falls only if shorter ones are answered and none of that length is; loss hits both alike, so loss
-// never lowers it. Nothing raises the limit again.
+// The limit falls at once when the kernel reports a shorter length. Otherwise a trial decides (RFC
+// 8899). It begins when none of the longest datagrams has been acknowledged for a while, or when
+// the peer claims a shorter length: pings of the present length and of shorter ones go in turn. The
+// shortest come first, since their answer proves that the peer is there; then the best so far and
+// longer ones take turns. The limit falls only if shorter ones are answered and none of that length
+// is; loss hits both alike, so loss never lowers it.
+//
+// A limit that has fallen is tried larger again, ever more rarely: one ping of each longer length
+// goes, and the longest that is answered is the new limit.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -23,8 +28,19 @@ class PathLimit {
   uint32_t bytes() const { return bytes_; }
   bool reduced() const { return bytes_ < agreed_; }
 
-  // Lowers the limit to a reported length; true when that changes it.
-  bool lower(uint32_t bytes);
+  // Lowers the limit to a length that the kernel reports; true when that changes it.
+  bool lower(uint32_t bytes, Nanos now);
+  // The peer claims that it can send no more than this; 0: it claims nothing. A new claim begins a
+  // trial of this way, which an acknowledged datagram of the present length ends.
+  void claimed(uint32_t bytes, Nanos now);
+  // A datagram has arrived. A longer one than the peer claims to send refutes it; true if it did.
+  bool arrived(size_t bytes) {
+    if (claim_ == 0 || bytes <= claim_) return false;
+    claim_ = 0;
+    return true;
+  }
+  // The longest datagram that the path carries both ways, as far as known.
+  uint32_t both_ways() const { return claim_ ? std::min(bytes_, claim_) : bytes_; }
 
   // Records the lengths of sent and of acknowledged datagrams.
   void sent(uint32_t bytes, Nanos now, uint32_t count = 1);
@@ -38,11 +54,11 @@ class PathLimit {
 
   // The length of the ping that is due now, else 0. `stamp` identifies its answer.
   uint32_t ping(Nanos now, uint64_t stamp);
-  // Takes the answer to a trial's ping; true when it lowers the limit.
+  // Takes the answer to such a ping; true when it changes the limit.
   bool answered(uint64_t stamp, Nanos now, Nanos round);
 
-  // The time of the next ping of a trial, and of a trial that may be due.
-  Nanos next_ping() const { return on_trial_ ? next_ : kNever; }
+  // The time of the next ping, and of a trial that may be due.
+  Nanos next_ping() const { return on_trial_ ? next_ : next_longer_; }
   Nanos next_timer(Nanos round) const;
 
   // The next shorter length to try, for a length that is too long by an unknown amount.
@@ -52,12 +68,15 @@ class PathLimit {
   void begin(uint32_t bytes, Nanos now, Nanos interval);
   void end();
   uint32_t next_shorter();
+  uint32_t next_longer(Nanos now);
 
   struct Ping {
     uint64_t stamp;
     uint32_t bytes;
     Nanos time;
   };
+  // The time until the first round of longer lengths; it doubles with each.
+  static constexpr Nanos kFirstRise = 10 * kSecond;
   uint32_t agreed_;
   uint32_t bytes_;
   uint32_t longest_ = 0;  // longest datagram sent since one of that length was acknowledged
@@ -73,6 +92,12 @@ class PathLimit {
   std::vector<Ping> pings_;  // without an answer so far
   uint32_t answers_ = 0;     // answers to shorter pings
   uint32_t best_ = 0;        // the longest of these
+
+  uint32_t claim_ = 0;               // the peer's latest; 0: none, or it was refuted
+  Nanos next_longer_ = kNever;       // when the next longer length is tried
+  Nanos longer_after_ = kFirstRise;  // the time from one round of longer lengths to the next
+  uint32_t tried_ = 0;               // the latest length of this round; 0: it has not begun
+  std::vector<Ping> longer_;         // of this round, without an answer so far
 };
 
 }  // namespace gradwire

@@ -1021,7 +1021,7 @@ class GradientPipeline:
         self._note_flush(agreed, step.transfers[0].asked.slots, flushed=step.flushes)
         for owner in step.overflowed:
             self._undo(self._skips.overflowed(owner))
-        self._shorten(step)
+        self._follow_paths(step)
         came = [(t.asked.plan, t.returned.report) for t in step.transfers]
         transfers = [(plan, report) for plan, report in came if report is not None]
         self._ballots.applied_square = sum(t.returned.applied_square for t in step.transfers)
@@ -1053,16 +1053,16 @@ class GradientPipeline:
                 exact=plan.encoding == "f32",
             )
 
-    def _shorten(self, step: Step) -> None:
-        """Cuts later plans for shorter datagrams, if paths no longer carry the present ones.
+    def _follow_paths(self, step: Step) -> None:
+        """Cuts later plans for the datagrams that all paths carry, which may have changed.
 
         All ranks do so after the same step, because a transfer's report has the same size on all.
         """
         firsts = [t.returned.first for t in step.transfers]
         carried = [first.datagram for first in firsts if first is not None]
         shortest = min((size for size in carried if size), default=0)
-        if 0 < shortest < (self._datagram or self.communicator.datagram):
-            self._datagram = shortest
+        if shortest:
+            self._datagram = shortest if shortest < self.communicator.datagram else 0
 
     def _keep_owing(self, owing: bool) -> None:
         """Takes over whether anything may be owed, of whatever parameter."""

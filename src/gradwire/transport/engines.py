@@ -375,10 +375,16 @@ class SharedEngine(Engine):
         )
 
     def _watch_datagram(self, carried: int) -> None:
-        """Logs once when the paths of the job carry shorter datagrams than before."""
-        if not 0 < carried < self._carried:
+        """Logs when the paths of the job carry other datagrams than before."""
+        before = self._carried
+        if carried in (0, before):
             return
         self._carried = carried
+        if carried > before:
+            log.info(
+                "%s: the paths of the job carry datagrams of %d bytes again", self._name, carried
+            )
+            return
         log.warning(
             "%s: a path of the job carries datagrams of %d bytes, not of the %d that were agreed: "
             "later steps use that size (set datagram=%d, or raise the MTU)",
