@@ -3,17 +3,22 @@
     python tests/conformance/suite.py backend --world-size 2    backend "gradwire"
     python tests/conformance/suite.py hook --world-size 2       Gloo, and CPU modules attached
 
-The run fails where a test fails, or is skipped without standing in skips.json, which gives a reason
-for each skip. `-k PATTERN` chooses tests; `--write` writes the skips of this run to the list, whose
-reasons have to be filled in by hand.
+The run fails where a test fails, or is skipped for what skips.json does not list beside its name.
+The list gives a reason for each skip. `-k PATTERN` chooses tests; `--write` writes the skips of
+this run to the list, whose reasons have to be filled in by hand.
+
+Some tests want 4 or 8 ranks, so all that can run have run after `--world-size` 2, 4 and 8.
 
 The suite reads its environment when it is imported, so that is set up first. Where it names Gloo,
-it names "gradwire" as well here, because that delegates to Gloo whatever it does not do itself.
+it names "gradwire" as well here, because that delegates to Gloo whatever it does not do itself. For
+the same reason the group's own `monitored_barrier` stands in the place of torch's function, which
+refuses every group that is not named gloo.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -41,7 +46,7 @@ ENVIRONMENT = {
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("face", choices=FACES)
-    parser.add_argument("--world-size", type=int, choices=(2, 3, 4), default=2)
+    parser.add_argument("--world-size", type=int, choices=(2, 3, 4, 8), default=2)
     parser.add_argument("-k", default="", metavar="PATTERN", help="only tests whose name matches")
     parser.add_argument("--write", action="store_true", help="write this run's skips to skips.json")
     return parser.parse_args()
@@ -61,6 +66,7 @@ os.environ.update(
 tempfile.tempdir = scratch.name
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.testing._internal import common_distributed  # noqa: E402
 
@@ -91,6 +97,21 @@ theirs = suite()
 torch.set_num_threads(1)
 
 
+def monitored_barrier(
+    group: Any = None,
+    timeout: datetime.timedelta | float | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """As torch's function, for every group that has such a method."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    if isinstance(timeout, float):
+        timeout = datetime.timedelta(seconds=timeout)
+    if group is None:
+        group = dist.group.WORLD
+    group.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
 def attach_every_module() -> None:
     """Makes the gradients of every DDP module on the CPU travel over the hook."""
     plain = DistributedDataParallel.__init__
@@ -105,6 +126,8 @@ def attach_every_module() -> None:
 
 if given.face == "hook":
     attach_every_module()
+else:
+    dist.monitored_barrier = monitored_barrier
 
 
 def entries(face: str) -> list[Any]:
@@ -136,7 +159,10 @@ class Result(unittest.TextTestResult):
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         super().addSkip(test, reason)
-        self.reasons[test.id().rsplit(".", 1)[-1]] = re.sub(r"'(gradwire|gloo)'", "BACKEND", reason)
+        name = test.id().rsplit(".", 1)[-1]
+        # The number of devices is often that of the ranks.
+        reason = re.sub(r"at least \d+ CUDA devices?", "at least N CUDA devices", reason)
+        self.reasons[name] = re.sub(r"'(gradwire|gloo)'", "BACKEND", reason)
 
 
 def tests(word: str) -> unittest.TestSuite:
@@ -159,9 +185,13 @@ def write(face: str, reasons: dict[str, str]) -> None:
 
 
 def unlisted(face: str, reasons: dict[str, str]) -> list[str]:
-    """The skips that stand in no entry with a reason."""
-    listed = {test for e in entries(face) if e["reason"] for test in e["tests"]}
-    return [f"{test}: {reason}" for test, reason in reasons.items() if test not in listed]
+    """The skips that stand, for what torch gives as the reason, in no entry with one of ours."""
+    listed = {(test, e["torch"]) for e in entries(face) if e["reason"] for test in e["tests"]}
+    # torch does not learn of those that are not run.
+    listed |= {
+        (test, e["reason"]) for e in entries(face) if e["torch"] == NOT_RUN for test in e["tests"]
+    }
+    return [f"{test}: {why}" for test, why in reasons.items() if (test, why) not in listed]
 
 
 def main() -> int:
