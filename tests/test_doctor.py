@@ -37,9 +37,12 @@ from threads import at_once
 JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+OF_OTHERS = ("GRADWIRE_", "SLURM_", "OMPI_", "PMI_")
+
+
 @pytest.fixture(autouse=True)
 def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*JOB, *(name for name in os.environ if name.startswith("GRADWIRE_"))]:
+    for name in [*JOB, *(name for name in os.environ if name.startswith(OF_OTHERS))]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -106,6 +109,38 @@ def test_impossible_settings_are_problems(
     result = call("doctor")
     assert result["exit"] == 1
     assert level(result, about) == "problem"
+
+
+def test_no_wrong_setting_hides_another_or_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = {each["about"] for each in call("doctor")["findings"]}
+    wrong = {
+        "GRADWIRE_PROT": "5",
+        "GRADWIRE_PORT": "much",
+        "GRADWIRE_PEER_TIMEOUT": "0.1",
+        "GRADWIRE_P": "2",
+        "GRADWIRE_POLICY": "mlt",
+        "GRADWIRE_P_LOW": "0.1",  # another policy's
+    }
+    for variable, value in wrong.items():
+        monkeypatch.setenv(variable, value)
+    result = call("doctor")
+    found = [each for each in result["findings"] if each["about"] == "settings"]
+    levels = {each["command"].removeprefix("unset "): each["level"] for each in found}
+    problems = ("GRADWIRE_PROT", "GRADWIRE_PORT", "GRADWIRE_PEER_TIMEOUT", "GRADWIRE_P")
+    assert levels == {**dict.fromkeys(problems, "problem"), "GRADWIRE_P_LOW": "warning"}
+    assert result["exit"] == 1
+    monkeypatch.setenv("GRADWIRE_INTERFACE", "no-such-interface")
+    result = call("doctor")
+    assert usual <= {each["about"] for each in result["findings"]}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("magic", True), ("ltp", False), ("off", False)])
+def test_a_policy_that_there_is_not_is_a_problem(
+    name: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADWIRE_POLICY", name)
+    problems = [each for each in call("doctor")["findings"] if each["about"] == "settings"]
+    assert [each["level"] for each in problems] == ["problem"] * wrong
 
 
 def test_small_buffers_are_a_warning_that_names_the_sysctl() -> None:
@@ -183,6 +218,49 @@ def test_one_rank_is_no_job() -> None:
     assert place_of_environment({"MASTER_ADDR": "h"}) is None
     job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     assert place_of_environment(job) is None
+
+
+OTHER_LAUNCHERS = [
+    {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3"},
+    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"},
+    {"PMI_RANK": "1", "PMI_SIZE": "3"},
+    # mpirun in a job of Slurm: its daemon is Slurm's task
+    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "SLURM_PROCID": "0"}
+    | {"SLURM_STEP_NUM_TASKS": "2"},
+]
+
+
+@pytest.mark.parametrize("launched", OTHER_LAUNCHERS)
+def test_a_job_of_srun_or_mpirun_is_read(
+    launched: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting_point = {"MASTER_ADDR": "h", "MASTER_PORT": "7"}
+    place = place_of_environment({**launched, **meeting_point})
+    assert place is not None
+    assert (place.rank, place.world, place.address, place.port) == (1, 3, "h", 7)
+    other = {"RANK": "0", "WORLD_SIZE": "2", **meeting_point}  # torchrun in a task
+    place = place_of_environment({**launched, **other})
+    assert place is not None
+    assert (place.rank, place.world) == (0, 2)
+    with pytest.raises(ConfigError) as caught:
+        place_of_environment({**launched, "MASTER_ADDR": "h"})
+    assert caught.value.setting == "MASTER_PORT"
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    result = call("doctor")  # without a meeting point
+    assert level(result, "job") == "warning"
+
+
+def test_a_batch_script_of_slurm_is_no_task_and_one_task_is_no_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert place_of_environment({**batch, "MASTER_ADDR": "h", "MASTER_PORT": "7"}) is None
+    for name, value in batch.items():
+        monkeypatch.setenv(name, value)
+    assert level(call("doctor"), "job") == "warning"
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert all(each["about"] != "job" for each in call("doctor")["findings"])
 
 
 def test_the_doctor_of_a_job_names_the_rank_that_hosts_an_absent_store(

@@ -12,7 +12,7 @@ import typer
 from gradwire.core.errors import ConfigError
 from gradwire.doctor.findings import as_json, exit_status, lines, summary
 from gradwire.doctor.host import check_host
-from gradwire.doctor.job import Place, examine, place_of_environment
+from gradwire.doctor.job import Place, beside_others, examine, place_of_environment
 
 __all__ = ["app"]
 
@@ -25,7 +25,8 @@ def doctor(
 ) -> None:
     """Check this host, or under torchrun all hosts of the job and the network between them.
 
-    Settings come from GRADWIRE_* variables, as in a job. Under torchrun each two hosts measure the
+    Settings come from GRADWIRE_* variables, as in a job. srun and mpirun do as well as torchrun,
+    once MASTER_ADDR and MASTER_PORT are set. Under any of them each two hosts measure the
     path between them, one pair at a time, and rank 0 prints what is wrong. The exit status is 0
     where all is well or there are warnings, 1 where there is a problem (on all ranks), 2 for an
     impossible environment.
@@ -44,6 +45,7 @@ def doctor(
 
 def _alone(in_json: bool) -> int:
     host = check_host()
+    host.findings += beside_others()
     if in_json:
         more = {
             "host": socket.gethostname(),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -13,9 +15,17 @@ from typing import Any
 from gradwire import __version__
 from gradwire.core.errors import ConfigError, EngineMissingError
 from gradwire.core.plan import SMALLEST_DATAGRAM
-from gradwire.core.settings import Settings, check_environment
+from gradwire.core.settings import PREFIX, Settings, check_environment
 from gradwire.doctor.findings import Finding
-from gradwire.policies.registry import all_names
+from gradwire.policies.base import option_names
+from gradwire.policies.registry import (
+    OFF,
+    all_names,
+    create_from_environment,
+    name_in_environment,
+    policy_class,
+    unread_variables,
+)
 from gradwire.transport.addresses import (
     LocalAddress,
     describe_interfaces,
@@ -42,7 +52,7 @@ class Host:
         addresses: The addresses that gradwire would announce, the preferred one first.
         features: What the kernel grants the engine's socket.
         cpus: CPUs that this process may use.
-        settings: The settings of the environment; None where they are wrong.
+        settings: The settings of the environment, in which a wrong one has its default.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -50,7 +60,7 @@ class Host:
     addresses: tuple[LocalAddress, ...] = ()
     features: dict[str, Any] = field(default_factory=dict)
     cpus: int = 0
-    settings: Settings | None = None
+    settings: Settings = field(default_factory=Settings)
 
 
 def versions() -> dict[str, str]:
@@ -76,34 +86,87 @@ def environment_settings() -> Settings:
 
 
 def check_host(towards: str | None = None) -> Host:
-    """Checks this host.
+    """Checks this host. What is wrong in one place hides nothing in another.
 
     Args:
         towards: The host of the job's store, None where there is none.
     """
     host = Host(versions=versions())
     host.findings.append(_versions(host.versions))
+    host.findings += _settings(host)
+    host.findings += _network(host, towards)
+    host.findings.append(_cpus(host))
+    return host
+
+
+def _network(host: Host, towards: str | None) -> list[Finding]:
+    """Checks what an engine would use here: address, MTU and socket."""
     try:
         load_engine()
     except EngineMissingError as error:
-        host.findings.append(Finding("problem", "engine", f"{error}.", "make engine"))
-        return host
+        return [Finding("problem", "engine", f"{error}.", "make engine")]
+    settings = host.settings
     try:
-        host.settings = environment_settings()
+        host.addresses = found = local_addresses(settings.interface, towards)
+        findings = [_address(found[0], settings)]
     except ConfigError as error:
-        typed = f"unset {error.setting}" if error.setting in os.environ else ""
-        host.findings.append(Finding("problem", "settings", f"{error}.", typed))
-        return host
+        findings = [Finding("problem", "address", f"{error}.")]
+        if settings.interface is None:
+            return findings
+        settings = dataclasses.replace(settings, interface=None)
+        found = local_addresses(None, towards)
+    return [*findings, _mtu(found[0], settings), *_socket(host, found[0], settings)]
+
+
+def _settings(host: Host) -> list[Finding]:
+    """Reads the settings and the policy of the environment; one wrong variable hides no other."""
+    variables = dict(os.environ)
+    findings: list[Finding] = []
+
+    def wrong(error: ConfigError) -> str:
+        """Notes what is wrong, and returns the variable; "" where it is none."""
+        named = (error.setting, PREFIX + error.setting.upper())
+        variable = next((each for each in named if each in variables), "")
+        typed = f"unset {variable}" if variable else ""
+        findings.append(Finding("problem", "settings", f"{error}.", typed))
+        return variable
+
+    def read(reads: Callable[[], Any]) -> Any:
+        """Returns what a reader does once all that is wrong for it is out of the variables."""
+        while True:
+            try:
+                return reads()
+            except ConfigError as error:
+                variable = wrong(error)
+                if not variable:
+                    return None
+                del variables[variable]
+
+    read(lambda: check_environment(all_names(), variables))
+    host.settings = read(lambda: Settings.build(environment=variables)) or host.settings
+    name = name_in_environment(variables)
+    if name == OFF:
+        return findings
     try:
-        host.addresses = local_addresses(host.settings.interface, towards)
-    except ConfigError as error:
-        host.findings.append(Finding("problem", "address", f"{error}."))
-        return host
-    own = host.addresses[0]
-    host.findings += [_address(own, host.settings), _mtu(own, host.settings)]
-    host.findings += _socket(host, own, host.settings)
-    host.findings.append(_cpus(host))
-    return host
+        options = option_names(policy_class(name))
+    except ConfigError as error:  # whose options are set is not known then
+        wrong(error)
+        return findings
+    read(lambda: create_from_environment(name, {}, variables))
+    return findings + _unread(name, unread_variables(options, variables))
+
+
+def _unread(policy: str, variables: list[str]) -> list[Finding]:
+    return [
+        Finding(
+            "warning",
+            "settings",
+            f"{variable}={os.environ[variable]!r} is not read: policy {policy!r} takes no such "
+            "option.",
+            f"unset {variable}",
+        )
+        for variable in variables
+    ]
 
 
 def _versions(found: dict[str, str]) -> Finding:

@@ -37,9 +37,20 @@ from gradwire.transport.addresses import (
 )
 from gradwire.transport.bounded_store import BoundedStore
 
-__all__ = ["Examined", "Place", "examine", "place_of_environment"]
+__all__ = ["Examined", "Place", "beside_others", "examine", "place_of_environment"]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+LAUNCHERS = (
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI's
+    ("mpirun", "PMI_RANK", "PMI_SIZE"),  # MPICH's and its relatives'
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Launchers that set no RANK and WORLD_SIZE, and the variables that they set instead.
+
+An mpirun inside of a job of Slurm comes before Slurm, whose variables are then those of the
+process that mpirun was started by."""
 CONTACT_S = 2.0
 """How long a pair tries to reach each other, in seconds."""
 PAIR_S = 30.0
@@ -78,7 +89,12 @@ def place_of_environment(environment: Mapping[str, str] | None = None) -> Place 
     Raises:
         ConfigError: Some of the variables are missing or impossible; the error names them.
     """
-    given = os.environ if environment is None else environment
+    given = {name: text for name, text in _variables(environment).items() if text}
+    launched = _launched(given)
+    # In a batch script, outside of srun, the others are not there.
+    started = launched is not None and launched.launcher != "Slurm"
+    if launched is not None and started and any(given.get(name) for name in VARIABLES):
+        given = {"RANK": launched.rank, "WORLD_SIZE": launched.world, **given}
     if not given.get("RANK") and not given.get("WORLD_SIZE"):
         return None
     for name in VARIABLES:
@@ -86,8 +102,7 @@ def place_of_environment(environment: Mapping[str, str] | None = None) -> Place 
             others = ", ".join(each for each in VARIABLES if given.get(each))
             raise ConfigError.about(
                 f"{name} is not set, but {others}",
-                f"a job sets all of {', '.join(VARIABLES)}; unset RANK and WORLD_SIZE to check "
-                "this host alone",
+                f"a job sets all of {', '.join(VARIABLES)}; unset them to check this host alone",
                 setting=name,
             )
     numbers: dict[str, int] = {}
@@ -105,6 +120,59 @@ def place_of_environment(environment: Mapping[str, str] | None = None) -> Place 
     hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = given["MASTER_ADDR"], numbers["MASTER_PORT"]
     return Place(numbers["RANK"], numbers["WORLD_SIZE"], address, port, hosted)
+
+
+def beside_others(environment: Mapping[str, str] | None = None) -> list[Finding]:
+    """Returns a warning where a launcher started several processes, each of which is alone.
+
+    Args:
+        environment: Environment variables; None for os.environ.
+    """
+    given = _variables(environment)
+    launched = _launched(given)
+    if launched is None:
+        return []
+    first, slurm = "HOST", launched.launcher in ("srun", "Slurm")
+    if slurm:
+        first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    typed = f"export MASTER_ADDR={first} MASTER_PORT=29500   # the host of rank 0, a free port"
+    if launched.launcher == "Slurm":
+        typed += "\nsrun gradwire doctor"
+    text = (
+        f"{launched.launcher} has {launched.world} tasks, and this process checks its own host "
+        "alone: without a meeting point nothing is known of the other hosts and of the network."
+    )
+    return [Finding("warning", "job", text, typed)]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher's own variables say.
+
+    Attributes:
+        launcher: Its name.
+        rank: The rank of this process, as text.
+        world: The number of processes, as text.
+    """
+
+    launcher: str
+    rank: str
+    world: str
+
+
+def _launched(given: Mapping[str, str]) -> Launched | None:
+    """Returns what a launcher of several processes has set; None where there is none."""
+    if given.get("RANK") and given.get("WORLD_SIZE"):
+        return None
+    for name, rank, world in LAUNCHERS:
+        if given.get(rank) and given.get(world):
+            alone = given[world] == "1"
+            return None if alone else Launched(name, given[rank], given[world])
+    return None
+
+
+def _variables(environment: Mapping[str, str] | None) -> Mapping[str, str]:
+    return os.environ if environment is None else environment
 
 
 @dataclass(frozen=True)
@@ -241,7 +309,7 @@ def examine(place: Place) -> Examined:
     """
     host = check_host(place.address)
     result = Examined()
-    settings = host.settings or Settings()
+    settings = host.settings
     try:
         store = _store(place, settings.rendezvous_timeout)
     except (ConfigError, GradwireError) as error:

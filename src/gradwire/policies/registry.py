@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import typing
+from collections.abc import Iterable, Mapping
+
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.settings import setting_names
+from gradwire.core.settings import PREFIX, from_environment, setting_names
 from gradwire.policies.adaptive import Adaptive
 from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP
@@ -14,7 +18,24 @@ from gradwire.policies.optireduce import OptiReduce
 from gradwire.policies.plot import PLOT
 from gradwire.policies.reliable import Reliable
 
-__all__ = ["all_names", "create", "names", "policy_class", "register"]
+__all__ = [
+    "DEFAULT",
+    "OFF",
+    "all_names",
+    "create",
+    "create_from_environment",
+    "name_in_environment",
+    "names",
+    "policy_class",
+    "register",
+    "unread_variables",
+]
+
+DEFAULT = "adaptive"
+"""The policy where none is given."""
+
+OFF = "off"
+"""The name that stands for no policy, where torch averages gradients itself."""
 
 _registry: dict[str, type[Policy]] = {}
 
@@ -116,6 +137,51 @@ def create(name: str, **options: object) -> Policy:
                 beside=f"is no option of policy {name!r}",
             )
     return policy(**options)
+
+
+def name_in_environment(environment: Mapping[str, str] | None = None) -> str:
+    """Returns the name in GRADWIRE_POLICY, else the default one.
+
+    Args:
+        environment: Environment variables; None for os.environ.
+    """
+    return str(from_environment({"policy": str}, environment).get("policy", DEFAULT))
+
+
+def create_from_environment(
+    name: str, given: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> Policy:
+    """Builds a policy, whose options that are not given come from GRADWIRE_* variables.
+
+    Args:
+        name: Its name.
+        given: Options that are given.
+        environment: Environment variables; None for os.environ.
+
+    Returns:
+        The policy.
+
+    Raises:
+        ConfigError: There is no such policy, it lacks an option, or a value is not allowed.
+    """
+    hints = typing.get_type_hints(policy_class(name))
+    unset = [option for option in option_names(policy_class(name)) if option not in given]
+    read = from_environment({option: hints[option] for option in unset}, environment)
+    return create(name, **{**read, **given})
+
+
+def unread_variables(
+    options: Iterable[str], environment: Mapping[str, str] | None = None
+) -> list[str]:
+    """Returns the variables that are set and name options of other policies.
+
+    Args:
+        options: The options that a policy reads from the environment.
+        environment: Environment variables; None for os.environ.
+    """
+    read = {"policy", *setting_names(), *options}
+    unread = {PREFIX + name.upper() for name in all_names() if name not in read}
+    return sorted(unread & (os.environ if environment is None else environment).keys())
 
 
 def all_names() -> list[str]:

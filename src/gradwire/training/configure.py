@@ -5,28 +5,24 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import typing
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.settings import (
-    PREFIX,
-    Settings,
-    check_environment,
-    from_environment,
-    setting_names,
-)
-from gradwire.policies import Policy, create, names, policy_class
+from gradwire.core.settings import Settings, check_environment, setting_names
+from gradwire.policies import Policy, names, policy_class
 from gradwire.policies.base import option_names
-from gradwire.policies.registry import all_names
+from gradwire.policies.registry import (
+    all_names,
+    create_from_environment,
+    name_in_environment,
+    unread_variables,
+)
 from gradwire.training.feedback.optimizer_moments import is_of_adams_family, keeps_first_moment
 from gradwire.training.feedback.residuals import auto_feedback
 from gradwire.training.optimizers import kinds, several
 
 __all__ = ["agreed_configuration", "configure"]
-
-DEFAULT_POLICY = "adaptive"
 
 
 def configure(
@@ -78,14 +74,13 @@ def configure(
         chosen = copy.deepcopy(policy)  # its state belongs to one attachment
     else:
         if policy is None:
-            read = from_environment({"policy": str}, environment)
-            policy = str(read.get("policy", DEFAULT_POLICY))
+            policy = name_in_environment(environment)
         if not isinstance(policy, str):
             raise ConfigError.of("policy", policy, "a name or a policy object")
-        chosen = _create(policy, others, environment)
-        others = {
-            name: value for name, value in others.items() if name not in option_names(type(chosen))
-        }
+        options_of = option_names(policy_class(policy))
+        given = {name: value for name, value in others.items() if name in options_of}
+        chosen = create_from_environment(policy, given, environment)
+        others = {name: value for name, value in others.items() if name not in given}
     if others:
         _explain(chosen, others)
     chosen.scattered = scattered
@@ -197,18 +192,6 @@ def _check_feedback(policy: Policy, settings: Settings, optimizers: Sequence[obj
             )
 
 
-def _create(
-    name: str, others: Mapping[str, object], environment: Mapping[str, str] | None
-) -> Policy:
-    known = option_names(policy_class(name))
-    hints = typing.get_type_hints(policy_class(name))
-    given = {option: value for option, value in others.items() if option in known}
-    read = from_environment(
-        {option: hints[option] for option in known if option not in given}, environment
-    )
-    return create(name, **{**read, **given})
-
-
 def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
     """Raises the ConfigError for options that are unknown, or belong to another policy."""
     for option, value in unknown.items():
@@ -229,9 +212,7 @@ def _warn_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, s
 
     It is no error, because they may be meant for other jobs of the same environment.
     """
-    read = {"policy", *setting_names(), *own}
-    unread = {PREFIX + name.upper() for name in all_names() if name not in read}
-    for variable in sorted(unread & environment.keys()):
+    for variable in unread_variables(own, environment):
         warnings.warn(
             f"{variable}={environment[variable]!r} is not read: policy {policy.name!r} takes no "
             "such option from the environment",

@@ -19,6 +19,7 @@ from gradwire.core.errors import GradwireError
 from gradwire.core.report import StepReport
 from gradwire.core.settings import Settings, from_environment
 from gradwire.policies import Policy
+from gradwire.policies.registry import OFF
 from gradwire.policies.reliable import Reliable
 from gradwire.training.groups import Group
 from gradwire.transport.rendezvous import agree
@@ -26,8 +27,6 @@ from gradwire.transport.rendezvous import agree
 __all__ = ["OFF", "LeftAlone", "Off", "agree_off", "owed_nothing", "switched_off"]
 
 log = logging.getLogger("gradwire")
-
-OFF = "off"
 
 
 @dataclass
