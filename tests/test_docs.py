@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, get_type_hints
 
 import pytest
 import typer
 
 from gradwire import cli
+from gradwire.core.errors import ConfigError
+from gradwire.core.settings import Settings
+from gradwire.policies import names, policy_class
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -43,14 +49,14 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-def generator() -> str:
+def generator() -> ModuleType:
     path = ROOT / "tools" / "settings_page.py"
     spec = importlib.util.spec_from_file_location("settings_page", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return str(module.page())
+    return module
 
 
 def test_links_and_anchors_resolve() -> None:
@@ -79,7 +85,70 @@ def test_lines_are_short_and_the_readme_is_read_in_two_minutes() -> None:
 
 def test_the_page_of_settings_is_what_the_code_says() -> None:
     written = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
-    assert written == generator(), "run: python tools/settings_page.py --write"
+    assert written == generator().page(), "run: python tools/settings_page.py --write"
+
+
+def whole_or_not(text: str) -> float:
+    """A number as the docstrings write it: 5, 0.01, 1e-9 or 2**62."""
+    base, _, power = text.partition("**")
+    return int(base) ** int(power) if power else int(base) if base.isdigit() else float(base)
+
+
+def bounds(said: str, *, whole: bool) -> Iterator[tuple[bool, object]]:
+    """Values at the ends of the intervals of a text, and whether each is allowed."""
+    number = r"(\d[\d.e*-]*)"
+    spans = re.findall(rf"(?<!in )([\[(]){number}, {number}([\])])", said)
+    spans += [("[", low, "", "") for low in re.findall(rf"{number} or more", said)]
+    for opens, low, high, closes in spans:
+        for end, closed, away in ((low, opens == "[", -math.inf), (high, closes == "]", math.inf)):
+            if end:
+                at = whole_or_not(end)
+                step = int(math.copysign(1, away))
+                yield closed, at
+                out = at + step if whole else math.nextafter(at, away)
+                inside = at - step if whole else math.nextafter(at, -away)
+                yield (False, out) if closed else (True, inside)
+
+
+def accepted(kind: type, name: str, value: object) -> bool:
+    """Whether an option takes a value, alone or beside what some of the values need."""
+    beside: list[dict[str, object]] = [
+        {},
+        {"route": "server"},
+        {"control": "probe"},
+        {"drop_rate": 0.5},
+        {"p_low": 0.0},
+        {"p_high": value},
+    ]
+    names = {field.name for field in dataclasses.fields(kind)}
+    table = {"table": {"*": 0.1}} if kind is policy_class("plot") else {}
+    for more in beside:
+        if {*more} <= names:
+            try:
+                kind(**{**table, **more, name: value})
+            except ConfigError:
+                continue
+            return True
+    return False
+
+
+def test_the_allowed_values_are_the_codes() -> None:
+    tried = 0
+    for kind in (Settings, *map(policy_class, names())):
+        hints = get_type_hints(kind)
+        for name, meaning in generator().entries(kind).items():
+            assert meaning.text, (kind, name)
+            assert meaning.allowed, (kind, name)
+            said = meaning.allowed.partition(";")[0]
+            words = re.findall(r'(?<!=)"(\w+)"', said)
+            tries: list[tuple[bool, object]] = [(True, word) for word in words]
+            tries += [(False, "nonsense")] if words else []
+            tries += [(True, None)] if re.search(r"\bNone\b", said) else []
+            tries += bounds(said, whole="float" not in str(hints[name]))
+            for allowed, value in tries:
+                assert accepted(kind, name, value) == allowed, (kind.__name__, name, value)
+            tried += len(tries)
+    assert tried > 200
 
 
 def test_the_navigation_has_every_page() -> None:

@@ -3,7 +3,8 @@
     python tools/settings_page.py            prints the page
     python tools/settings_page.py --write    writes it
 
-Names, types and defaults are those of the dataclasses, the meanings those of their docstrings.
+Names, types and defaults are those of the dataclasses. The meanings, units and allowed values are
+those of their docstrings, whose entries may end with "Unit: …." and "Allowed: ….".
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import dataclasses
 import inspect
 import re
 import sys
+import textwrap
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gradwire.core.settings import PREFIX, Settings
+from gradwire.core.settings import PREFIX, Settings, setting_names
 from gradwire.policies import names, policy_class
 from gradwire.policies.base import option_names
 
@@ -36,68 +38,102 @@ for an option that the job's policy does not have is a warning. `GRADWIRE_POLICY
 argument ([off](../guides/choosing-a-policy.md#off)).
 
 Truth values in variables are `1`, `true`, `yes`, `on` and `0`, `false`, `no`, `off`. Tables and
-lists can be given as arguments only. The words that the meanings use are explained in
+lists can be given as arguments only. A unit "share" is a part of one: 0.1 is a tenth. [0, 1) means
+from 0 to 1 without 1 itself. The words that the meanings use are explained in
 [design.md](../design.md#words).
 
 ## The policy
 
-| setting | variable | type | default | meaning |
-|---|---|---|---|---|
-| `policy` | `GRADWIRE_POLICY` | a name or a policy object | `"adaptive"` | POLICIES |
+### `policy`
 
-## Settings of every policy
+POLICIES
 
+- Type: a name, or a policy object
+- Allowed: NAMES
+- Default: `"adaptive"`
+- Variable: `GRADWIRE_POLICY`
+- More: [choosing a policy](../guides/choosing-a-policy.md)
 """
 
-SHARED = {
-    "fill": 'what takes the place of a missing contribution: "zero", "mean" or "momentum" '
-    "([policies](../policies.md#fill))",
-    "order": 'of the chunks within a push: "shuffled" or "sequential"',
-    "pull": 'how results come back: "exact", or "committed" (all workers leave the same part out)',
-    "spend": 'which missing chunks may be given up: "anything" or "lost" '
-    "([concepts](../concepts.md#what-may-be-lost))",
-    "eta": "the relative change of the gradient's norm that makes a phase critical",
-    "every": 'how often the detector looks: a number of steps, or "epoch" for each '
-    "`attachment.epoch(n)`",
-    "strict_steps": "how many steps are exact after the loss rose (`loss_rise`)",
-    "detector": 'what the detector looks at: "ours", "paper" or "layers" '
-    "([policies](../policies.md#phases))",
+SECTIONS = {
+    "Where sums are made, and how packets travel": (
+        "route",
+        "servers",
+        "hosts",
+        "interface",
+        "port",
+        "datagram",
+        "dscp",
+        "ecn",
+        "min_bytes",
+    ),
+    "Limits of time and memory": (
+        "rendezvous_timeout",
+        "peer_timeout",
+        "timeout",
+        "memory_limit",
+        "on_failure",
+    ),
+    "Losses, and what follows from them": (
+        "error_feedback",
+        "max_age",
+        "floor",
+        "guard",
+        "loss_rise",
+        "strict_steps",
+        "seed",
+    ),
+    "The report": ("report",),
+    "Losses made for tests": ("drop_rate", "drop_burst", "drop_seed"),
 }
-"""Meanings of what docstrings only point to, or explain beside another name."""
+"""The settings of every policy, by the section of the page that has them."""
+
+MORE = {
+    "servers": "[parameter servers](../guides/servers.md)",
+    "hosts": "[several ranks a host](../guides/several-ranks-a-host.md)",
+    "interface": "[several hosts](../guides/several-hosts.md#which-network)",
+    "port": "[firewalls and MTU](../guides/firewalls-and-mtu.md#ports)",
+    "datagram": "[firewalls and MTU](../guides/firewalls-and-mtu.md#mtu)",
+    "dscp": "[firewalls and MTU](../guides/firewalls-and-mtu.md#marks-and-priorities)",
+    "peer_timeout": "[how long gradwire waits]"
+    "(../guides/when-something-goes-wrong.md#how-long-gradwire-waits)",
+    "error_feedback": "[error feedback](../policies.md#error-feedback)",
+    "guard": "[the guard](../policies.md#the-guard)",
+    "report": "[reading a report](../guides/reading-a-report.md)",
+    "min_bytes": "[the backend](../guides/backend.md)",
+    "fill": "[fill](../policies.md#fill)",
+    "spend": "[what may be lost](../concepts.md#what-may-be-lost)",
+    "detector": "[phases](../policies.md#phases)",
+}
+"""Pages that say more of a setting."""
 
 
-def meanings(docstring: str, known: Iterable[str]) -> dict[str, str]:
-    """The text of each name in a docstring that says "name: text" or "name, name: text".
+class Meaning(typing.NamedTuple):
+    """What a docstring says of a setting: text, then "Unit: …." and "Allowed: …."."""
 
-    Both forms are read: entries that follow one another in a paragraph, and a Google-style list.
-    """
-    text = re.split(r"^\s*(?:Raises|Returns|Examples?):", docstring, flags=re.MULTILINE)[0]
-    text = re.sub(r"^\s*(Attributes|Args|Options):\s*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\s+", " ", text)
-    word = "(?:" + "|".join(sorted(map(re.escape, known), key=len, reverse=True)) + ")"
-    entry = re.compile(rf"(?:(?<=[.:;)] )|(?<=\()|^)({word}(?:, {word})*): ")
-    found: dict[str, str] = {}
-    hits = list(entry.finditer(text))
-    for hit, following in zip(hits, [*hits[1:], None], strict=True):
-        end = len(text) if following is None else following.start()
-        said = text[hit.end() : end].strip(" (").removesuffix(".").removesuffix(";")
-        if text[hit.start() - 1 : hit.start()] == "(":
-            said = said.removesuffix(")")
-        found |= dict.fromkeys(hit[1].split(", "), said)
-    return found
+    text: str
+    unit: str
+    allowed: str
+
+    @staticmethod
+    def read(said: str) -> Meaning:
+        """Takes the two last sentences off; either may be absent."""
+        text, _, allowed = said.partition(" Allowed: ")
+        text, _, unit = text.partition(" Unit: ")
+        return Meaning(text.rstrip(".") + ".", unit.rstrip("."), allowed.rstrip("."))
 
 
-def described(docstring: str, name: str, found: dict[str, str]) -> str:
-    """What the table says of a setting; a pointer to another page gives way to its words here."""
-    said = found.get(name, "")
-    if name in SHARED and (not said or "docs/" in said or "parts.phases" in said):
-        return SHARED[name]
-    return said
+def meanings(docstring: str) -> dict[str, str]:
+    """The text of each name in a docstring's section "Attributes"."""
+    _, _, rest = docstring.partition("\nAttributes:\n")
+    listed = re.match(r"(?:    .*\n?)*", rest)
+    found = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", listed[0] if listed else "", re.M)
+    return {name: re.sub(r"\s+", " ", said) for name, said in found}
 
 
-def cell(text: str) -> str:
-    """A text as a cell of a Markdown table takes it."""
-    parts = re.split(r"(`[^`]*`)", text.replace("|", r"\|"))
+def escaped(text: str) -> str:
+    """A text whose stars Markdown leaves alone."""
+    parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else part.replace("*", r"\*") for part in parts)
 
 
@@ -129,40 +165,63 @@ def default(value: object) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value!r}`"
 
 
-def table(kind_of: type, wanted: Iterable[str]) -> list[str]:
-    """The rows of one dataclass."""
+def entries(kind_of: type) -> dict[str, Meaning]:
+    """What a dataclass's docstring says of each of its fields."""
+    said = meanings(inspect.cleandoc(kind_of.__doc__ or ""))
+    return {name: Meaning.read(text) for name, text in said.items()}
+
+
+def section(kind_of: type, wanted: Iterable[str], of: str = "") -> Iterator[str]:
+    """The headings of one dataclass's fields, each with its text and its facts."""
     hints = typing.get_type_hints(kind_of)
     fields = {field.name: field for field in dataclasses.fields(kind_of)}
-    docstring = inspect.cleandoc(kind_of.__doc__ or "")
-    found = meanings(docstring, fields)
-    lines = ["| setting | variable | type | default | meaning |", "|---|---|---|---|---|"]
+    found = entries(kind_of)
     for name in wanted:
-        said = described(docstring, name, found)
-        if not said:
+        if name not in found:
             raise SystemExit(f"{kind_of.__name__}: the docstring says nothing of {name!r}")
-        row = [
-            f"`{name}`",
-            f"`{PREFIX}{name.upper()}`",
-            cell(kind(hints[name])),
-            default(fields[name].default),
-            cell(said),
-        ]
-        lines.append(f"| {' | '.join(row)} |")
-    return lines
+        said = found[name]
+        facts = {
+            "Type": kind(hints[name]),
+            "Unit": said.unit,
+            "Allowed": said.allowed,
+            "Default": default(fields[name].default),
+            "Variable": f"`{PREFIX}{name.upper()}`",
+            "More": MORE.get(name, ""),
+        }
+        yield from ("", f"### `{name}`{of}", "")
+        yield from wrapped(escaped(said.text))
+        yield ""
+        for fact, value in facts.items():
+            if value:
+                value = value if fact in ("Default", "Variable", "More") else escaped(value)
+                yield from wrapped(f"- {fact}: {value}", "  ")
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """A paragraph in lines of the pages' length."""
+    return textwrap.wrap(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def page() -> str:
     """The whole page."""
     policies = [policy_class(name) for name in names()]
     listed = ", ".join(f'`"{policy.name}"`' for policy in policies)
-    said = f'what may be lost, and when a transfer ends: {listed}; `"off"` leaves DDP alone'
-    lines = [HEAD.replace("POLICIES", said)]
-    lines[0] = lines[0].rstrip() + "\n"
-    lines += table(Settings, (field.name for field in dataclasses.fields(Settings)))
+    said = 'What may be lost, and when a transfer ends; `"off"` leaves DDP alone.'
+    allowed = "\n".join(wrapped(f'- Allowed: {listed}, `"off"`, or an object', "  "))
+    head = HEAD.replace("POLICIES", said).replace("- Allowed: NAMES", allowed)
+    lines = [head.rstrip()]
+    for title, wanted in SECTIONS.items():
+        lines += ["", f"## {title}", *section(Settings, wanted)]
+    if left := {*setting_names()} - {name for some in SECTIONS.values() for name in some}:
+        raise SystemExit(f"no section has {', '.join(sorted(left))}")
     for policy in policies:
         options = option_names(policy)
-        lines += ["", f"## Options of `{policy.name}`", ""]
-        lines += table(policy, options) if options else ["The policy has no options."]
+        lines += ["", f"## Options of `{policy.name}`"]
+        if not options:
+            lines += ["", "The policy has no options."]
+        lines += section(policy, options, f" of `{policy.name}`")
     return "\n".join(lines) + "\n"
 
 

@@ -88,54 +88,68 @@ class Settings:
     """The settings common to all policies. Times are in seconds, sizes in bytes.
 
     Attributes:
-        route: "sharded", where every rank aggregates its share, or "server", where processes
-            started with `gradwire server` aggregate.
-        servers: Number of those processes; None stands for 1 with route="server".
+        route: Where sums are made: "sharded", where every rank aggregates its share, or "server",
+            where processes started with `gradwire server` aggregate. Allowed: "sharded", "server".
+        servers: Number of `gradwire server` processes; None stands for 1 with route="server". Unit:
+            processes. Allowed: [0, 1024] or None; 1 or more with route="server", 0 or None with
+            route="sharded".
         hosts: Whether ranks of one host sum among themselves first, so that one rank speaks for the
             host: "auto", where there are several hosts and one of them has several ranks, on the
             route "sharded", and the kernels let ranks of a host share memory; True, where it is an
             error that they do not; or False. Every other rank of a host sends nothing over the
-            network.
+            network. Allowed: "auto", True or False; True with route="sharded" only.
         interface: The network interface by which gradwire's datagrams leave, by name or by its
             address (IPv4 or IPv6); None for the one that leads to the store's host. It is compared
-            with the host's interfaces when the ranks meet (`gradwire.transport.addresses`).
+            with the host's interfaces when the ranks meet. Allowed: one name or address of this
+            host, or None.
         port: UDP port: 0 for any free one, a number, or a range, as "29600-29700" or a pair, of
-            which each process takes the first free one.
-        datagram: Largest UDP payload, 0 for what the smallest MTU between the ranks allows.
-        rendezvous_timeout: How long to wait for the peers to appear.
-        peer_timeout: How long a peer's engine may be silent before it counts as dead.
+            which each process takes the first free one. Allowed: [0, 65535], or a range of ports
+            above 0.
+        datagram: Largest UDP payload, 0 for what the smallest MTU between the ranks allows. Unit:
+            bytes. Allowed: 0 or [256, 8972].
+        rendezvous_timeout: How long to wait for the peers to appear. Unit: seconds. Allowed: [0.01,
+            315360000].
+        peer_timeout: How long a peer's engine may be silent before it counts as dead. Unit:
+            seconds. Allowed: [1, 315360000].
         timeout: How long one transfer may take, during which peers may still compute; None for the
-            process group's time-out.
-        memory_limit: Bytes that this process's engine may hold for its peers, 0 for 2 GiB: sums,
-            results and masks of the transfers that it aggregates, contributions that wait for
-            their turn, packets and messages of transfers that have not started here. Transfers
-            that do not fit together take turns; one that alone needs more than seven eighths of
-            the limit is an error. A server's own limit is GRADWIRE_MEMORY_LIMIT where it runs.
+            process group's time-out. Unit: seconds. Allowed: [0.01, 315360000] or None.
+        memory_limit: Memory that this process's engine may hold for its peers, 0 for 2 GiB: sums,
+            results and masks of the transfers that it aggregates, contributions that wait for their
+            turn, packets and messages of transfers that have not started here. Transfers that do
+            not fit together take turns; one that alone needs more than seven eighths of the limit
+            is an error. A server's own limit is GRADWIRE_MEMORY_LIMIT where it runs. Unit: bytes.
+            Allowed: 0 or [2**20, 2**62].
         error_feedback: Whether a later gradient includes what did not count. "auto" decides by the
-            optimizer given to attach (`gradwire.training.feedback.residuals.AUTO`), and is off
-            without one.
-        max_age: How many steps in a row an element may go uncounted.
+            family of the optimizer given to attach, and is off without one. Allowed: "auto", True
+            or False.
+        max_age: How many steps in a row an element may go uncounted. Unit: steps. Allowed: [1,
+            254].
         floor: Share of a step that every worker must deliver, below which the guard acts; None for
-            the policy's own, 0 for never.
+            the policy's own, 0 for never. Unit: share of the gradient. Allowed: [0, 1] or None.
         guard: What the guard does: "resend" the step exactly, "skip" it on all ranks (which needs
-            attach(optimizer=…) and error feedback, which returns it) or "off".
-        loss_rise: By how much the agreed loss may exceed its running mean (0.2: a fifth) before
-            the next `strict_steps` steps are exact; None for never. Losses come from
-            `attachment.loss(x)`; one that is not finite counts as a rise.
-        strict_steps: Number of exact steps after a rise of the loss.
-        seed: Seed of the shuffled orders, alike on all ranks.
+            attach(optimizer=…) and error feedback, which returns it) or "off". Allowed: "resend",
+            "skip", "off".
+        loss_rise: By how much the agreed loss may exceed its running mean (0.2: a fifth) before the
+            next `strict_steps` steps are exact; None for never. Losses come from
+            `attachment.loss(x)`; one that is not finite counts as a rise. Unit: share of the mean.
+            Allowed: (0, 1000000] or None.
+        strict_steps: Number of exact steps after a rise of the loss. Unit: steps. Allowed: [1,
+            2**31].
+        seed: Seed of the shuffled orders, alike on all ranks. Allowed: [0, 2**64).
         report: File for one JSON line per step, written by rank 0; with "{rank}" in the name every
-            rank writes its own.
-        on_failure: What a failed transfer does; "raise" is the only choice.
-        drop_rate: Share of packets that the receive path drops, for tests and demonstrations.
-        drop_burst: Mean length of a run of dropped packets: 1 for independent losses, else at
-            least drop_rate / (1 - drop_rate).
-        drop_seed: Seed of the dropped packets.
-        dscp: DSCP of gradwire's datagrams where the plan gives none, 0 to 63 (RFC 2474).
+            rank writes its own. Allowed: the name of a file, or None for no report.
+        on_failure: What a failed transfer does; "raise" is the only choice. Allowed: "raise".
+        drop_rate: Share of packets that the receive path drops, for tests and demonstrations. Unit:
+            share of the packets. Allowed: [0, 1).
+        drop_burst: Mean length of a run of dropped packets: 1 for independent losses, else at least
+            drop_rate / (1 - drop_rate). Unit: packets. Allowed: [1, 1000000000].
+        drop_seed: Seed of the dropped packets. Allowed: [0, 2**64).
+        dscp: DSCP of gradwire's datagrams where the plan gives none (RFC 2474). Allowed: [0, 63].
         ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
-            that does not carry ECT is detected, and goes without in any case.
-        min_bytes: Bytes from which the backend "gradwire" hands a collective to the engine; for
-            process groups of that backend alone (`gradwire.process_group`).
+            that does not carry ECT is detected, and goes without in any case. Allowed: True or
+            False.
+        min_bytes: Size from which the backend "gradwire" hands a collective to the engine; for
+            process groups of that backend alone. Unit: bytes. Allowed: [1, 2**62].
 
     Raises:
         ConfigError: A value is impossible; the error names the setting, the value and what is

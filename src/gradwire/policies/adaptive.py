@@ -69,20 +69,27 @@ class Adaptive(Policy):
     """Bounds by phase and layer, and the encoding under which steps are shortest.
 
     Attributes:
-        p_low: Bound of critical phases before a tensor's tolerance, in [0, 1).
-        p_high: Bound of tolerant phases before a tensor's tolerance, in [0, 1).
-        table: File of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"),
-            in place of p_high.
-        eta: Relative change of the norm that makes a phase critical
-            (`gradwire.policies.parts.phases`).
-        every: Steps between two decisions of the detector, or "epoch".
-        detector: Input of the detector.
-        compress: "auto" takes f16 or int8 where it shortens steps; "topk" tries top-k as well,
-            3/16 of the bytes, which needs error feedback and is left out where there are servers;
-            "never" stays dense.
-        fill: See docs/design.md.
-        order: See docs/design.md.
-        pull: See docs/design.md.
+        p_low: Bound of critical phases before a tensor's tolerance. Unit: share of the elements.
+            Allowed: [0, 1).
+        p_high: Bound of tolerant phases before a tensor's tolerance. Unit: share of the elements.
+            Allowed: [0, 1), `p_low` or more; left out beside `table`.
+        table: File of `gradwire calibrate`, or bounds by tensor-name pattern (as for the policy
+            "plot"), in place of p_high; None for bounds by shape, name and place. Allowed: the name
+            of a file, a table or None.
+        eta: Relative change of the gradient's norm that makes a phase critical. Unit: share.
+            Allowed: above 0.
+        every: Time between two decisions of the detector: a number of steps, or "epoch" for each
+            `attachment.epoch(n)`. Unit: steps. Allowed: 1 or more, or "epoch".
+        detector: What the detector of phases looks at: "ours" is the mean norm of the workers' own
+            gradients, "paper" the norm of one applied gradient, and "layers" the first of these for
+            each layer, which has a phase of its own. Allowed: "ours", "paper", "layers".
+        compress: "auto" takes f16 or int8 where it shortens steps; "topk" tries top-k as well, 3/16
+            of the bytes, which needs error feedback and is left out where there are servers;
+            "never" stays dense. Allowed: "auto", "topk", "never".
+        fill: What takes the place of a missing contribution. Allowed: "zero", "mean", "momentum".
+        order: Order of the chunks within a push. Allowed: "shuffled", "sequential".
+        pull: How results come back: "exact", or "committed", where all workers leave the same part
+            out. Allowed: "exact", "committed".
     """
 
     name: ClassVar[str] = "adaptive"

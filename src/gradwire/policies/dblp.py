@@ -49,29 +49,40 @@ class DBLP(Policy):
     """Bound p_low in critical phases, p_high elsewhere; training starts critical.
 
     Attributes:
-        p_low: One bound, or a table of bounds by tensor-name pattern such as
-            {"head.*": 0.0, "*": 0.02}: the first pattern that matches applies, and 0.008 where none
-            does. A pattern that matches nothing is an error.
-        p_high: Bound of tolerant phases; None for each tensor's p_low + 0.40.
-        eta: Relative change of the norm that makes a phase critical
-            (`gradwire.policies.parts.phases`).
-        every: Steps between two decisions of the detector (10 in the authors' code), or "epoch", as
-            in the paper.
-        detector: Input of the detector; "layers" gives each layer a phase of its own.
-        spend: "anything" as in the paper; "lost" gives up only what the network lost (vesting).
-        fill: "zero" as in the paper; "mean" divides by the number of contributions that arrived;
-            "momentum" does so too, and takes elements without any contribution from the optimizer
-            (`gradwire.training.feedback.optimizer_moments`). None means "momentum" where
+        p_low: One bound, or a table of bounds by tensor-name pattern such as {"head.*": 0.0, "*":
+            0.02}. The first pattern that matches applies, and 0.008 where none does. A pattern that
+            matches nothing is an error. Unit: share of the elements. Allowed: [0, 1), or a table of
+            such bounds.
+        p_high: Bound of tolerant phases; None for each tensor's p_low + 0.40. Unit: share of the
+            elements. Allowed: [0, 1), `p_low` or more, or None.
+        eta: Relative change of the gradient's norm that makes a phase critical. Unit: share.
+            Allowed: above 0.
+        every: Time between two decisions of the detector: a number of steps (10 in the authors'
+            code), or "epoch" for each `attachment.epoch(n)`, as in the paper. Unit: steps. Allowed:
+            1 or more, or "epoch".
+        detector: What the detector of phases looks at: "ours" is the mean norm of the workers' own
+            gradients, "paper" the norm of one applied gradient, and "layers" the first of these for
+            each layer, which has a phase of its own. Allowed: "ours", "paper", "layers".
+        spend: Which missing chunks may be given up: "anything" as in the paper, or "lost", only
+            what the network lost. Allowed: "anything", "lost".
+        fill: What takes the place of a missing contribution: "zero" as in the paper; "mean" divides
+            by the number of contributions that arrived; "momentum" does so too, and takes elements
+            without any contribution from the optimizer. None means "momentum" where
             attach(optimizer=…) has an optimizer of Adam's family, regions close on the smallest
-            results and there is no error feedback, else "zero".
-        order: Order of the chunks; None means "shuffled", or "sequential" with control="probe".
-        pull: How results come back; None means "exact", or "lossy" with control="probe", under
-            which replicas drift apart.
-        control: "stream", or "probe" for the paper's passes of probe, bitmap and stop.
+            results and there is no error feedback, else "zero". Allowed: "zero", "mean", "momentum"
+            or None.
+        order: Order of the chunks within a push; None means "shuffled", or "sequential" with
+            control="probe". Allowed: "shuffled", "sequential" or None.
+        pull: How results come back: "exact", "committed", where all workers leave the same part
+            out, or "lossy", under which replicas drift apart; None means "exact", or "lossy" with
+            control="probe". Allowed: "exact", "committed", "lossy" (needs control="probe") or None.
+        control: "stream", or "probe" for the paper's passes of probe, bitmap and stop. Allowed:
+            "stream", "probe".
         priority: "results" sends chunks with large last results first, which are the same on all
             workers, and so leaves out those with small ones; "none" goes by order alone, as the
             paper. None means "results" where regions close as soon as enough has arrived and
-            replicas stay the same, unless order is given; else "none".
+            replicas stay the same, unless order is given; else "none". Allowed: "none", "results"
+            or None.
     """
 
     name: ClassVar[str] = "dblp"

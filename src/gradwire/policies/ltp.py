@@ -51,12 +51,16 @@ class LTP(Policy):
     While RTprop and BtlBw are not known, everything is waited for.
 
     Attributes:
-        fraction: The share that is enough from T_lt on, in (0, 1).
-        slack: "lan" (30 ms), "wan" (100 ms) or seconds, 600 at most.
-        every: Steps of an epoch, after which T_lt is updated, or "epoch" for the epochs that
-            `attachment.epoch(n)` begins.
-        order: See docs/design.md.
-        pull: See docs/design.md.
+        fraction: The share that is enough from T_lt on. Unit: share of the gradient. Allowed:
+            [1e-9, 1).
+        slack: Time after T_lt at which a transfer ends: "lan" (30 ms), "wan" (100 ms) or a number.
+            Unit: seconds. Allowed: "lan", "wan" or [0, 600].
+        every: Length of an epoch, after which T_lt is updated: a number of steps, or "epoch" for
+            the epochs that `attachment.epoch(n)` begins. Unit: steps. Allowed: 1 or more, or
+            "epoch".
+        order: Order of the chunks within a push. Allowed: "shuffled", "sequential".
+        pull: How results come back: "exact", or "committed", where all workers leave the same part
+            out. Allowed: "exact", "committed".
     """
 
     name: ClassVar[str] = "ltp"

@@ -55,18 +55,25 @@ class MLT(Policy):
     """A fixed bound per tensor.
 
     Attributes:
-        p: The bound, in [0, 1); the paper's is 0.008 for EfficientNet-B0 and 0.024 for ResNet-50.
-        spend: "anything" closes a region as soon as 1 - p of it has arrived.
-        fill: See docs/design.md.
-        order: Order of the chunks; None means "shuffled", or "sequential" with control="probe".
-        pull: How results come back; None means "exact", or "lossy" with control="probe", under
-            which replicas drift apart.
-        control: "stream", or "probe" for the published passes of probe, bitmap and stop.
+        p: The bound; the paper's is 0.008 for EfficientNet-B0 and 0.024 for ResNet-50. Unit: share
+            of the elements. Allowed: [0, 1).
+        spend: Which missing chunks may be given up: "anything" closes a region as soon as 1 - p of
+            it has arrived; "lost" gives up only what the network lost. Allowed: "anything", "lost".
+        fill: What takes the place of a missing contribution. Allowed: "zero", "mean", "momentum".
+        order: Order of the chunks within a push; None means "shuffled", or "sequential" with
+            control="probe". Allowed: "shuffled", "sequential" or None.
+        pull: How results come back: "exact", "committed", where all workers leave the same part
+            out, or "lossy", under which replicas drift apart; None means "exact", or "lossy" with
+            control="probe". Allowed: "exact", "committed", "lossy" (needs control="probe") or None.
+        control: "stream", or "probe" for the published passes of probe, bitmap and stop. Allowed:
+            "stream", "probe".
         priority: What goes first, and so is not left out: "layer" (front layers), "magnitude"
             (large gradients, this worker's own), "both", "results" (chunks whose last result was
-            large, the same on all workers; gradwire's own), or "none" (`order` alone).
-        class_dscp: DSCPs of the 8 classes for switches that know them; True for `CLASS_DSCP`, False
-            for the setting `dscp` alone.
+            large, the same on all workers; gradwire's own), or "none" (`order` alone). Allowed:
+            "none", "layer", "magnitude", "both", "results".
+        class_dscp: DSCPs of the 8 classes for switches that know them; True for 40, 32, 32, 24, 24,
+            16, 16 and 8, False for the setting `dscp` alone. Allowed: True, False or a list of 8
+            numbers in [0, 63]; with a `priority` only.
     """
 
     name: ClassVar[str] = "mlt"

@@ -43,13 +43,17 @@ class NetSenseML(Policy):
     """Dense while the network is free, else f16, int8 and top-k as far as congestion asks.
 
     Attributes:
-        start: Ratio of the first step, which doubles each step until the first congestion.
-        share: Share of the bandwidth-delay product that the data in flight may take, in (0, 1].
+        start: Ratio of the first step, which doubles each step until the first congestion. Unit:
+            share of the dense bytes. Allowed: [0.005, 1].
+        share: Share of the bandwidth-delay product that the data in flight may take. Unit: share.
+            Allowed: (0, 1].
         compress: The last encoding: "topk", which needs error feedback and stops at int8 where
-            there are servers, or "int8".
-        prune: Share of each tensor's elements, those of its smallest weights, that top-k excludes,
-            in [0, 1); norm layers and biases are exempt.
-        momentum: Momentum of the workers' memory, in [0, 1), for an optimizer without momentum.
+            there are servers, or "int8". Allowed: "topk", "int8".
+        prune: Share of each tensor's elements, those of its smallest weights, that top-k excludes;
+            norm layers and biases are exempt. Unit: share of the elements. Allowed: [0, 1); 0 with
+            compress="int8".
+        momentum: Momentum of the workers' memory, for an optimizer without momentum. Allowed: [0,
+            1).
     """
 
     name: ClassVar[str] = "netsenseml"

@@ -43,14 +43,18 @@ class OptiReduce(Policy):
     """Waits for everything until tC after the tail markers, or until tB, then closes.
 
     Attributes:
-        warmup: Steps without a limit of time from which tB is learned, 1 or more.
-        quantile: The quantile of their times that is tB, in (0, 1).
-        excess: Share of a region above which a loss is excessive, in (0, 1).
-        hadamard: Whether the gradient is transformed.
+        warmup: Steps without a limit of time from which tB is learned. Unit: steps. Allowed: 1 or
+            more.
+        quantile: The quantile of their times that is tB. Unit: share of the times. Allowed: [1e-9,
+            1).
+        excess: Share of a region above which a loss is excessive. Unit: share of the elements.
+            Allowed: [1e-9, 1).
+        hadamard: Whether the gradient is transformed. Allowed: True or False.
         halt_after: Steps in a row below the guard's floor (1 - excess) that end training; 0 for
-            never.
-        order: See docs/design.md.
-        pull: See docs/design.md.
+            never. Unit: steps. Allowed: 0 or more.
+        order: Order of the chunks within a push. Allowed: "shuffled", "sequential".
+        pull: How results come back: "exact", or "committed", where all workers leave the same part
+            out. Allowed: "exact", "committed".
     """
 
     name: ClassVar[str] = "optireduce"

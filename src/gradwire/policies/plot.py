@@ -127,13 +127,16 @@ class PLOT(Policy):
     """A fixed bound for each tensor.
 
     Attributes:
-        table: the file of a calibration, or bounds by tensor-name pattern, such as
-            {"features.0.*": 0.01, "*.weight": 0.2}. The first pattern that matches a tensor gives
-            its bound, and a tensor that none matches is critical (bound 0).
-        spend: what a bound may be spent on; "lost" gives up only what the network lost.
-        fill: what stands in for missing contributions (`gradwire.core.plan.FILLS`).
-        order: the order in which chunks are sent, "shuffled" or "sequential".
-        pull: "exact" or "committed": how results come back, the same on all replicas.
+        table: The file of a calibration, or bounds by tensor-name pattern, such as {"features.0.*":
+            0.01, "*.weight": 0.2}. The first pattern that matches a tensor gives its bound, and a
+            tensor that none matches is critical (bound 0). Unit: share of the elements. Allowed:
+            the name of a file, or a table of bounds in [0, 1); it has to be given.
+        spend: Which missing chunks may be given up: "anything", or "lost", only what the network
+            lost. Allowed: "anything", "lost".
+        fill: What takes the place of a missing contribution. Allowed: "zero", "mean", "momentum".
+        order: Order of the chunks within a push. Allowed: "shuffled", "sequential".
+        pull: How results come back: "exact", or "committed", where all workers leave the same part
+            out. Allowed: "exact", "committed".
 
     Raises:
         ConfigError: there is no table, or an option is impossible.
