@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -21,6 +22,7 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
 from gradwire.policies import DBLP, MLT, Adaptive
 from gradwire.sim.fabric import Fabric, Link
+from gradwire.sim.job import Job
 from gradwire.training.configure import agreed_configuration, configure
 from gradwire.training.hook import HookState
 from gradwire_lab.network.wire import Wire
@@ -521,6 +523,17 @@ def test_sparse_gradients_are_refused_by_name(kind: type[torch.nn.Module]) -> No
     frozen = torch.nn.Sequential(kind(3, 2, sparse=True), torch.nn.Linear(2, 2))
     frozen[0].requires_grad_(False)
     HookState("reliable", model=frozen)
+
+
+def test_a_warning_names_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_P", "0.9")
+    with pytest.warns(UserWarning, match="GRADWIRE_P=") as caught:
+        HookState("adaptive", model=torch.nn.Linear(2, 2))
+    monkeypatch.delenv("GRADWIRE_P")
+    pipeline = Job(2, {"a.weight": 8}, "mlt").pipelines[0]
+    with pytest.warns(RuntimeWarning) as more:
+        pipeline.add_loss(math.nan)
+    assert [each.filename for each in (*caught, *more)] == [__file__] * 2
 
 
 def test_a_variable_of_another_policy_is_told_of() -> None:

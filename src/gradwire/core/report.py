@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gradwire.core.agreed import Phase, Summary
+from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TransferPlan, TransferReport, encoded_share
 
@@ -303,7 +304,7 @@ class ReportWriter:
             warnings.warn(
                 f"gradwire stops writing reports to {self.path}: {error}",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=user_level(),
             )
             self.close()
 

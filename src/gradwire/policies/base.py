@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.agreed import Phase
+from gradwire.core.callers import user_level
 from gradwire.core.checks import plain
 from gradwire.core.plan import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
 from gradwire.core.report import StepReport
@@ -302,7 +303,7 @@ class Policy(ABC):
                 "epoch has begun: call attachment.epoch(n) when one begins, or give every= as a "
                 "number of steps",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=user_level(),
             )
 
     def options(self) -> dict[str, object]:

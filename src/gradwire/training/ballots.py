@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from gradwire.core.agreed import GAUGES, LAST_EPOCH, PHASES, Ballot, Pace, Phase
+from gradwire.core.callers import user_level
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TensorSlot, TransferReport
@@ -112,7 +113,7 @@ class BallotBox:
                 f"attachment.loss({loss}): the training loss is not finite; with loss_rise= the "
                 "steps after such a loss are exact",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=user_level(),
             )
 
     def cast(

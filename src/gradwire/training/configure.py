@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
+from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings, check_environment, setting_names
 from gradwire.policies import Policy, names, policy_class
@@ -216,5 +217,5 @@ def _warn_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, s
         warnings.warn(
             f"{variable}={environment[variable]!r} is not read: policy {policy.name!r} takes no "
             "such option from the environment",
-            stacklevel=4,
+            stacklevel=user_level(),
         )

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 
 from gradwire.core.agreed import Summary
+from gradwire.core.callers import user_level
 from gradwire.core.saved_state import State
 
 __all__ = ["LossWatch"]
@@ -79,7 +80,7 @@ class LossWatch:
                 f"loss_rise={self.rise:g}: {PATIENCE} steps have passed without any loss to watch: "
                 "call attachment.loss(loss) with each step's training loss, or leave loss_rise out",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=user_level(),
             )
 
     def state_dict(self) -> dict[str, float]:

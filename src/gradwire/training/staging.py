@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.training.bucket import Scatter
 from gradwire.transport.arrays import as_flat
@@ -158,7 +159,9 @@ class StagePool:
         if buffer.dtype == torch.float64 and not self._warned:
             self._warned = True
             warnings.warn(
-                "gradwire carries float64 gradients rounded to float32", UserWarning, stacklevel=2
+                "gradwire carries float64 gradients rounded to float32",
+                UserWarning,
+                stacklevel=user_level(),
             )
         if buffer.device.type == "cpu":
             if buffer.dtype == torch.float32:

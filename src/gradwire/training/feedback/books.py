@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.plan import TransferPlan, TransferReport
 from gradwire.core.saved_state import State
@@ -351,7 +352,7 @@ class Books:
                 f"gradwire state: dropped what is kept of {', '.join(sorted(set(dropped)))}, which "
                 "the model does not train",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=user_level(),
             )
 
         def take() -> None:

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
+from gradwire.core.callers import user_level
 from gradwire.core.plan import TensorSlot
 from gradwire.training.bucket import in_bucket_order
 from gradwire.transport.communicator import ChunkGrid
@@ -128,5 +129,5 @@ class FirstMoments:
                 f"fill='momentum' with optimizer={type(owner).__name__}: its state has "
                 f"no {KEY!r}, so what is missing stays zero; use fill='zero' or 'mean'",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=user_level(),
             )
