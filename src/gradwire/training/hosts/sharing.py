@@ -85,7 +85,6 @@ class SharingPipeline(GradientPipeline):
         self._own_stages = StagePool()
         self._changed = threading.Condition()
         self._stopped: Exception | None = None
-        self._left: TransferError | None = None  # why no further bucket can begin
         self._memory: dict[tuple[int, int], Rows] = {}  # by position and elements
         self._used: dict[int, Handed] = {}  # the last bucket at each position
         self._open: dict[int, Handed] = {}  # without a result, by number
@@ -160,9 +159,8 @@ class SharingPipeline(GradientPipeline):
             handed.ballot = self._own_ballot(joined)
         self._next_number += 1
         with self._changed:
-            stopped = self._stopped or self._left
-            if stopped is not None:
-                raise stopped
+            if self._stopped is not None:
+                raise self._stopped
             self._open[handed.number] = handed
         self._step_buckets.append(handed)
         return handed
@@ -262,23 +260,17 @@ class SharingPipeline(GradientPipeline):
         """Does what a message asks for."""
 
     def _gone(self, place: int) -> None:
-        """Notes that the rank at a place of the host has ended or has detached the module.
-
-        What has a result already stays good: that rank may be through with the last step.
-        """
+        """Notes that the rank at a place of the host has ended or has detached the module."""
         rank = self._seat.ranks[place]
         leads = ", which leads this host," if place == 0 else " of this host"
-        error = TransferError(
-            f"rank {self._seat.rank}: rank {rank}{leads} has ended or detached the module",
-            rank=rank,
-            step=self.step,
-            cause="left",
+        self._stop(
+            TransferError(
+                f"rank {self._seat.rank}: rank {rank}{leads} has ended or detached the module",
+                rank=rank,
+                step=self.step,
+                cause="left",
+            )
         )
-        with self._changed:
-            if not self._open:
-                self._left = self._left or error
-                return
-        self._stop(error)
 
     def fail(self, error: BaseException) -> None:
         """Stops this pipeline, and those of the host's other ranks (`GradientPipeline.fail`)."""
