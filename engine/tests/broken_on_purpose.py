@@ -656,6 +656,22 @@ BREAKS = (
     ),
     Break(
         8,
+        "a backward pass inside of another one ends a step",
+        PYTHON + "training/fsdp_passes.py",
+        "inside = present != self._seen and _is_inside()",
+        "inside = False",
+        "tests/test_fsdp2_passes.py",
+    ),
+    Break(
+        8,
+        "an optimizer steps with what a failed step left",
+        PYTHON + "training/connection.py",
+        "if self._holds(optimizer): raise",
+        "pass",
+        "tests/test_stopped.py",
+    ),
+    Break(
+        8,
         "a flush ends before all parts of a model have come",
         PYTHON + "training/flush.py",
         "if self._started and turns and not self._awaited:",
