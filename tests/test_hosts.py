@@ -34,6 +34,7 @@ import test_ddp_together
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, train, wrap
 from gradwire.core.plan import TransferPlan
 from gradwire.policies import PlanContext, Reliable
+from gradwire.transport import engines
 from host_ranks import Builder, HostRanks
 from own_state import own_state
 from ranks import Gone
@@ -386,6 +387,33 @@ def test_ranks_that_set_hosts_differently_are_named_on_all_ranks(pairs: HostRank
     for _, text in pairs.run(disagree):
         assert "rank 1" in text
         assert "hosts" in text
+
+
+def in_another_order(rank: int, world: int) -> tuple[list[str], str]:
+    """Rank 1, whose host rank 0 leads, waits in another module than all others."""
+    logged: list[str] = []
+    watch = logging.Handler()
+    watch.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(watch)
+    engines.FIRST_WARNING_S = 0.5
+    modules = [wrap(torch.nn.Linear(8, 8)), wrap(torch.nn.Bilinear(8, 8, 8))]
+    inputs = [(torch.ones(2, 8),), (torch.ones(2, 8), torch.ones(2, 8))]
+    for module, given in zip(modules, inputs, strict=True):
+        gradwire.attach(module, "reliable", timeout=3.0)
+        module(*given).sum().backward()
+    first = 1 if rank == 1 else 0
+    with pytest.raises(RuntimeError) as raised:
+        modules[first](*inputs[first]).sum().backward()
+    return logged, str(raised.value)
+
+
+def test_a_leader_names_the_modules_that_its_host_steps_in_another_order() -> None:
+    with hosts(PAIRS) as ranks:
+        ranks.run(join_group, port=next(ports))
+        outcomes = ranks.run(in_another_order)
+    expected = "waits in module Linear, number 0, rank 1 in module Bilinear, number 1"
+    assert any(expected in line for line in outcomes[0][0])
+    assert any(expected in error for _, error in outcomes)
 
 
 def refused_memory(rank: int, world: int) -> None:

@@ -153,7 +153,7 @@ class Connection:
             raise
         among_workers.close()
         kind = Leader if seat.leads else Follower
-        more = {"scaler": self._scaler, "lends": self.attached}
+        more = {"scaler": self._scaler, "lends": self.attached, "module": self._module}
         return kind(seat, communicator, *parts, number, *rest, **more)
 
     def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:

@@ -21,7 +21,7 @@ import multiprocessing.util
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from gradwire.transport.threads import CompletionPool, Stager
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["SharedEngine", "collect_forgotten", "join_engine"]
+__all__ = ["SharedEngine", "collect_forgotten", "disorder", "join_engine"]
 
 log = logging.getLogger("gradwire")
 
@@ -300,12 +300,7 @@ class SharedEngine(Engine):
         with _engines_lock:
             engines = list(_engines)
         found = [text for engine in engines for text in engine.begun_elsewhere(late)]
-        if not found:
-            return ""
-        return (
-            f"; the order differs: this rank waits in {self._user(lane)}, {', '.join(found)}: "
-            "modules and groups have to be stepped in the same order on all ranks"
-        )
+        return disorder(self._user(lane), found)
 
     def begun_elsewhere(self, ranks: Collection[int]) -> list[str]:
         """Returns what those of some ranks wait for here that this process has not begun."""
@@ -426,6 +421,21 @@ class SharedEngine(Engine):
                 cause=completion.error_cause,
             )
         handle.finish(outcome)
+
+
+def disorder(own: str, others: Sequence[str]) -> str:
+    """Says, at the end of a text, that ranks wait in another order.
+
+    Args:
+        own: What this rank waits in.
+        others: Which ranks wait elsewhere, each as "rank 1 in module Net"; none for no text.
+    """
+    if not others:
+        return ""
+    return (
+        f"; the order differs: this rank waits in {own}, {', '.join(others)}: modules and groups "
+        "have to be stepped in the same order on all ranks"
+    )
 
 
 def join_engine(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ from gradwire.training.hosts.rows import Rows, has_shard
 from gradwire.training.hosts.seat import Seat
 from gradwire.training.hosts.sharing import Handed, SharingPipeline
 from gradwire.training.step import Step
+from gradwire.transport import engines
 
 __all__ = ["Leader"]
 
@@ -71,6 +74,7 @@ class Leader(SharingPipeline):
         # Whoever has a result may leave, so a failure is sent after the results that are there.
         self._answering = threading.Lock()
         super().__init__(seat, *args, **options)
+        _leaders.add(self)
 
     @property
     def _followers(self) -> list[int]:
@@ -129,6 +133,17 @@ class Leader(SharingPipeline):
         if handed.position == 0:
             given = [there[place].ballot for place in sorted(there)]
             self._theirs = [each for each in given if each is not None]
+
+    def _disorder(self, ranks: Collection[int]) -> str:
+        found = [text for other in list(_leaders) for text in other.handed_elsewhere(ranks)]
+        return engines.disorder(self._module, found)
+
+    def handed_elsewhere(self, ranks: Collection[int]) -> list[str]:
+        """Returns which of some ranks have handed over a bucket that this one has not begun."""
+        there = list(self._ready_rows.items())
+        places = {place for number, rows in there if number >= self._next_number for place in rows}
+        known = sorted(self._seat.ranks[place] for place in places)
+        return [f"rank {rank} in {self._module}" for rank in known if rank in ranks]
 
     def _gather_shards(self, handed: Handed) -> None:
         """Waits until the followers have summed their shards."""
@@ -219,3 +234,7 @@ class Leader(SharingPipeline):
     def _send_failure(self, failure: Failed) -> None:
         with self._answering:
             super()._send_failure(failure)
+
+
+_leaders: weakref.WeakSet[Leader] = weakref.WeakSet()
+"""All of this process, which wait for each other where ranks step modules in another order."""

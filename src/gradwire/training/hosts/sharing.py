@@ -6,6 +6,7 @@ of the host, one after another, in DDP's order, which is the same on all ranks.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -27,9 +28,12 @@ from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import Stage, StagePool
 from gradwire.training.step import Awaited
+from gradwire.transport import engines
 from gradwire.transport.threads import Stager
 
 __all__ = ["Handed", "SharingPipeline"]
+
+log = logging.getLogger("gradwire")
 
 
 class Handed(Awaited):
@@ -73,12 +77,14 @@ class SharingPipeline(GradientPipeline):
         *args: As for GradientPipeline.
         lends: Whether DDP's futures may have the shared memory as their values, which is safe
             where nobody but DDP reads them.
+        module: Names the module, for warnings.
         **options: As for GradientPipeline.
     """
 
-    def __init__(self, seat: Seat, *args: Any, lends: bool, **options: Any) -> None:
+    def __init__(self, seat: Seat, *args: Any, lends: bool, module: str, **options: Any) -> None:
         super().__init__(*args, **{**options, "host": seat.host})
         self._seat = seat
+        self._module = f"{module}, number {self.number}"
         self._link = seat.link
         self._lends = lends
         self._up = Stager(f"gradwire-up-{seat.rank}")
@@ -218,26 +224,45 @@ class SharingPipeline(GradientPipeline):
         Raises:
             TransferError: It has not within the time-out, or the host has failed.
         """
-        self._changed.wait_for(
-            lambda: not missing() or self._stopped is not None, self.communicator.timeout_s
-        )
+        begun = time.monotonic()
+        deadline, warn_at = begun + self.communicator.timeout_s, begun + engines.FIRST_WARNING_S
+        while not self._changed.wait_for(
+            lambda: not missing() or self._stopped is not None,
+            max(0.0, min(deadline, warn_at) - time.monotonic()),
+        ):
+            if time.monotonic() >= deadline:
+                raise self._late(handed, missing(), what)
+            warn_at += engines.NEXT_WARNING_S
+            log.warning(
+                "rank %d, step %d: a bucket has waited for %.0f s (%s); %s",
+                self._seat.rank,
+                self.step,
+                time.monotonic() - begun,
+                self.communicator.timeout_text,
+                self._absence(missing(), what),
+            )
         if self._stopped is not None:
             raise self._stopped
-        late = missing()
-        if late:
-            raise self._late(handed, late, what)
 
     def _late(self, handed: Handed, places: Collection[int], what: str) -> TransferError:
         """Makes the error of a wait for the ranks at these places; for the rest see `_wait_for`."""
-        ranks = [self._seat.ranks[place] for place in sorted(places)]
-        named = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
         return TransferError(
             f"rank {self._seat.rank}, step {self.step}, bucket {handed.index}: "
-            f"{what.format(named)} ({self.communicator.timeout_text})",
-            rank=ranks[0],
+            f"{self._absence(places, what)} ({self.communicator.timeout_text})",
+            rank=self._seat.ranks[min(places)],
             step=self.step,
             cause="timeout",
         )
+
+    def _absence(self, places: Collection[int], what: str) -> str:
+        """Says what is to come from the ranks at some places; see `_wait_for`."""
+        ranks = [self._seat.ranks[place] for place in sorted(places)]
+        named = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+        return what.format(named) + self._disorder(ranks)
+
+    def _disorder(self, ranks: Collection[int]) -> str:
+        """Says which of these ranks wait in another module; "" for none, or where none is known."""
+        return ""
 
     def _forget_rows(self, handed: Handed) -> None:
         """Lets go of the memory of an earlier layout of this bucket."""
