@@ -423,6 +423,14 @@ BREAKS = (
     ),
     Break(
         9,
+        "a peer's word is enough for shorter datagrams",
+        PROTO + "endpoint/receive.cc",
+        "if (claim && !path.life.connected) limit(path, claim, now);",
+        "if (claim) limit(path, claim, now);",
+        SIM + "path_limit.py",
+    ),
+    Break(
+        9,
         "one datagram may carry the numbers on",
         PROTO + "recovery/acknowledger.h",
         "return apart == 0 || apart > kAhead;",
