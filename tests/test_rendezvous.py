@@ -571,6 +571,38 @@ def test_a_store_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - began < 30.0
 
 
+class FreezingStore:
+    """A store whose counters stop to answer, as all of it does when the network to it goes."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.end = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def add(self, key: str, amount: int) -> int:
+        self.end.wait(60.0)
+        return 0
+
+
+def test_who_leaves_does_not_wait_for_a_store_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded_store, "LEAST_S", 0.2)
+    store = FreezingStore()
+
+    def join(rank: int) -> float:
+        here = meeting(store, rank, workers=2, timeout_s=60.0)
+        here.exchange("here")
+        began = time.monotonic()
+        here.close()
+        return time.monotonic() - began
+
+    assert max(at_once(2, join)) < 30.0
+    store.end.set()
+
+
 class GoneStore:
     """As a TCPStore whose host has died."""
 

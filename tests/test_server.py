@@ -390,7 +390,8 @@ def test_a_server_whose_workers_were_killed_has_failed(
             ranks.start(ends)
         out, _ = process.communicate(timeout=40)
     assert process.returncode == 1, out
-    assert json.loads(out.splitlines()[-1])["event"] == "failed"
+    last = json.loads(next(line for line in out.splitlines() if '"failed"' in line))
+    assert "server 0" in last["message"]
 
 
 def test_a_store_that_does_not_answer_is_an_error_in_time() -> None:

@@ -21,12 +21,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.settings import Settings, check_environment
+
+if TYPE_CHECKING:
+    from gradwire.transport.open_engine import OpenEngine
 
 __all__ = ["app", "serve"]
 
@@ -221,17 +224,25 @@ def serve(
     try:
         while not stop.wait(POLL_S):
             left = all(peer.left for peer in opened.engine.peers())
-            failure = opened.engine.failure()  # after that, for a failure comes before a goodbye
-            if failure:
-                raise TransferError(
-                    f"server {index}: {failure.text}", rank=failure.rank, cause=failure.cause
-                )
+            _check(opened, workers, index)  # after that, for a failure comes before a goodbye
             if left:
                 break
         return dict(opened.engine.counters())
     finally:
         opened.engine.close()
         opened.meeting.close()
+
+
+def _check(opened: OpenEngine, workers: int, index: int) -> None:
+    """Raises TransferError if the engine of a server has failed."""
+    failure = opened.engine.failure()
+    if failure is None:
+        return
+    who = f"server {index}"
+    text = failure.text if failure.text.startswith(who) else f"{who}: {failure.text}"
+    if failure.cause == "silence" and failure.rank in (workers + index, -1):
+        text += "; or all workers were killed"  # which looks the same from here
+    raise TransferError(text, rank=failure.rank, cause=failure.cause)
 
 
 def check_place(workers: int, index: int, servers: int) -> None:

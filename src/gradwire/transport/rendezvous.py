@@ -364,11 +364,13 @@ class Meeting:
     def close(self) -> None:
         """Leaves the meeting; the last endpoint to do so removes its keys.
 
-        Idempotent. Errors of the store are dropped.
+        Idempotent. Errors of the store are dropped, and one that does not answer is not waited for
+        as long as in an exchange: what leaves has no other use for it.
         """
         if self._left or not self._id:
             return
         self._left = True
+        self._store.shorten()
         with contextlib.suppress(Exception):
             if self._store.add(self._key(LEFT), 1) == self.endpoints:
                 for what in (*range(self._next), HURRY, LEFT):
