@@ -15,7 +15,7 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TransferPlan
 from gradwire.policies import OptiReduce, PlanContext
 from gradwire.sim.fabric import Link
-from gradwire.sim.job import Job
+from gradwire.sim.job import Job, model_of
 from gradwire.training.configure import configure
 from gradwire.training.feedback.residuals import auto_feedback
 
@@ -318,6 +318,29 @@ def test_a_flush_that_a_scaler_skips_comes_again() -> None:
         job.step([gradient, ordinary])
         assert [each.flush_pending for each in job.pipelines] == [pending] * 2
         assert any(job.residual(rank).any() for rank in range(2)) == owed
+
+
+def test_a_state_that_is_loaded_outlasts_what_a_scaler_drops_of_before() -> None:
+    """As a run does that goes back to its last checkpoint once its loss is no number."""
+    model = model_of(TENSORS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = Job(2, model, "mlt", p=0.3, error_feedback=True, link=LOSSY, optimizer=optimizer)
+    states = []
+    for _ in range(2):
+        states.append([pipeline.state_dict() for pipeline in job.pipelines])
+        for pipeline in job.pipelines:
+            pipeline.set_grad_scale(256.0)
+        job.step([np.ones(ELEMENTS, np.float32)] * 2)
+        for pipeline in job.pipelines:
+            pipeline.stepped(optimizer)
+    job.step([np.ones(ELEMENTS, np.float32)] * 2)
+    for pipeline, state in zip(job.pipelines, states[1], strict=True):
+        pipeline.load_state_dict(state)
+    owed = job.residual(0)
+    assert owed.any()
+    for pipeline in job.pipelines:
+        pipeline.set_grad_scale(128.0)
+    np.testing.assert_array_equal(job.residual(0), owed / 2)
 
 
 def test_a_vote_for_a_phase_outlives_a_restart() -> None:

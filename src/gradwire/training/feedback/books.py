@@ -309,7 +309,7 @@ class Books:
             "ages": self._ages,
             "magnitudes": self._magnitudes or MagnitudeBook(),
         }
-        takes: list[Callable[[], None]] = []
+        takes: list[Callable[[], None]] = [each.clear for each in self._earlier]
         dropped: set[str] = set()
         for key, book in books.items():
             if key != "residuals" and key not in state.values:
