@@ -57,8 +57,8 @@ format: venv  ## put everything in form
 	@$(ENGINE_FILES) | xargs -r $(BIN)/clang-format -i
 
 docs: venv  ## build the pages into out/docs, strictly; the tests check links and snippets
-	@$(BIN)/python -c 'import material' 2>/dev/null || \
-		$(BIN)/python -m pip install -q -c constraints.txt mkdocs-material
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || \
+		$(BIN)/python -m pip install -q -c constraints.txt mkdocs-material mkdocstrings-python
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "gradwire: the pages are in out/docs/index.html"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import importlib.util
 import math
 import re
@@ -15,6 +16,7 @@ from typing import Any, get_type_hints
 import pytest
 import typer
 
+import gradwire
 from gradwire import cli
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
@@ -154,6 +156,36 @@ def test_the_allowed_values_are_the_codes() -> None:
 def test_the_navigation_has_every_page() -> None:
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def named(directive: str) -> object:
+    """The object that a directive of mkdocstrings names."""
+    module, _, name = directive.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_the_pages_of_the_api_have_every_public_name() -> None:
+    directives: dict[str, list[str]] = {}
+    for page in (DOCS / "reference" / "api").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for name, options in re.findall(r"^::: ([\w.]+)\n((?:    .*\n)*)", text, re.M):
+            assert name not in directives, name
+            directives[name] = re.findall(r"- (\w+)$", options, re.M)
+    public = {f"gradwire.{name}" for name in gradwire.__all__ if name[0] != "_"}
+    public |= {f"gradwire.policies.{name}" for name in gradwire.policies.__all__}
+    assert {*directives} >= public - {"gradwire.policies"}
+    for directive, members in directives.items():
+        if "integrations" not in directive:  # whose frameworks may be absent
+            found = named(directive)
+            assert not [member for member in members if not hasattr(found, member)]
+            assert found.__doc__, directive
+
+
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "://" not in re.sub(r"^(?:site|repo)_url: .*$", "", settings, flags=re.M)
+    (scripts,) = re.findall(r"^  polyfills: \[(.*)\]", settings, re.M)
+    assert [script for script in scripts.split(", ") if (DOCS / script).exists()]
 
 
 def test_files_that_pages_name_exist() -> None:
