@@ -9,6 +9,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -186,6 +187,53 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
     assert "://" not in re.sub(r"^(?:site|repo)_url: .*$", "", settings, flags=re.M)
     (scripts,) = re.findall(r"^  polyfills: \[(.*)\]", settings, re.M)
     assert [script for script in scripts.split(", ") if (DOCS / script).exists()]
+
+
+def rows(page: Path, head: str) -> dict[str, list[str]]:
+    """The cells of the table below a head, by their first."""
+    text = page.read_text(encoding="utf-8").partition(f"\n{head}\n")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    return {row[0]: row[1:] for row in cells}
+
+
+def rounded(figure: str) -> str:
+    """A figure with two places, as people round."""
+    return str(Decimal(figure).quantize(Decimal("0.01"), ROUND_HALF_UP))
+
+
+def test_the_figures_of_the_readme_are_those_of_the_measurements() -> None:
+    found = rows(DOCS / "measurements.md", "| what | rounds | Gloo | `reliable` | lost | eager |")
+    shown = rows(ROOT / "README.md", "| network and work | Gloo over TCP | gradwire |")
+    same = (
+        ("4 hosts, 1 Gbit/s, 25 MB, quiet, exact: median", "A, 25 MB, quiet: median", 2),
+        ("4 hosts, 200 Mbit/s, 2 MB, quiet, exact: median", "B, 2 MB, quiet: median", 2),
+        ("4 hosts, 1 Gbit/s, 10 MB, bursts into one port, exact: p99", "A, 10 MB, bursts: p99", 2),
+        ("the same, bound 10 %, eager: p99", "A, 10 MB, bursts: p99", 4),
+        (
+            "4 hosts, 200 Mbit/s, 2 MB, bursts, bound 40 %, eager: longest",
+            "B, 2 MB, bursts: longest",
+            4,
+        ),
+        (
+            "8 workers push 4 MB each to 1 server, 1 Gbit/s, quiet: median",
+            "A, push of 8 × 4 MB: median",
+            2,
+        ),
+    )
+    for here, there, column in same:
+        peer, ours = shown.pop(here)
+        assert ours == rounded(found[there][column]), here
+        if peer:
+            assert peer.split()[0] == rounded(found[there][1].split()[0]), here
+    assert not [row for row in shown if not row.startswith("---")]
+    quiet = found["A, 25 MB, quiet: median"]
+    said = f"took {rounded(quiet[2])} of the ideal, Gloo's {rounded(quiet[1])}"
+    assert said in (DOCS / "when-not.md").read_text(encoding="utf-8")
+
+
+def test_no_table_has_an_empty_head() -> None:
+    for page in PAGES:
+        assert not re.search(r"^\|(?: *\|)+\n\|---", page.read_text(encoding="utf-8"), re.M), page
 
 
 def test_files_that_pages_name_exist() -> None:
