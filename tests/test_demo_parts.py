@@ -488,7 +488,7 @@ def test_without_the_extra_for_pages_the_rest_is_there(
     command.show(_document(), tmp_path, False, Console(stderr=True, width=300))
     assert json.loads((tmp_path / "demo.json").read_text())["headline"]
     assert not (tmp_path / "demo.html").exists()
-    assert "install gradwire[lab]" in capsys.readouterr().err
+    assert "pip install ./lab" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------- course

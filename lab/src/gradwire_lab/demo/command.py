@@ -132,12 +132,13 @@ def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) 
     files = [str(written)]
     page = out / "demo.html"
     try:
-        from gradwire_lab.demo.page import write_page  # it needs packages of the extra "lab"
+        from gradwire_lab.demo.page import write_page  # it needs matplotlib and jinja2
 
         write_page(document, page)
         files.append(str(page))
     except ImportError as error:
-        progress.print(f"no page: {error}: install gradwire[lab]", markup=False)
+        hint = "type pip install ./lab in a checkout of gradwire"
+        progress.print(f"no page: {error}: {hint}", markup=False)
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:

@@ -46,7 +46,7 @@ def make_namespace() -> int | None:
 def explain(error: BaseException) -> str:
     """Say in a line why no network could be made."""
     if isinstance(error, ImportError):
-        return f"{error}: install gradwire[lab]"
+        return f"{error}: type pip install ./lab in a checkout of gradwire"
     if isinstance(error, TapUnavailable):
         return str(error)
     text = f"no network namespaces here: {error}"
