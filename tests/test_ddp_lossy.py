@@ -10,6 +10,7 @@ from torch import nn
 
 import gradwire
 from ddp_jobs import (
+    ETHERNET,
     average_of,
     batch,
     fingerprint,
@@ -37,7 +38,7 @@ ENCODINGS = {
 
 def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, Any]:
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, **options)
+    attachment = gradwire.attach(ddp, datagram=ETHERNET, **options)
     set_drop(attachment, 0.03, 4.0)
     try:
         train(ddp, rank, range(steps), lr=0.01)
@@ -85,7 +86,7 @@ def with_moments(rank: int, world: int, **options: Any) -> tuple[bytes, float, f
     """Parameters after eager steps under Adam, the share delivered, and that of zeros applied."""
     ddp = wrap(model())
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
-    attachment = gradwire.attach(ddp, optimizer=optimizer, **options)
+    attachment = gradwire.attach(ddp, optimizer=optimizer, datagram=ETHERNET, **options)
     set_drop(attachment, 0.03, 4.0)
     zeros = 0.0
     try:
@@ -115,7 +116,7 @@ def test_replicas_stay_bit_identical_with_moments_in_the_gaps(two: Ranks, pull: 
 def drifting(rank: int, world: int, **options: Any) -> tuple[bytes, bytes, int]:
     """Parameters after lossy steps, the gradient of an exact step after them, and passes."""
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, error_feedback=True, **options)
+    attachment = gradwire.attach(ddp, error_feedback=True, datagram=ETHERNET, **options)
     set_drop(attachment, 0.1, 4.0)
     try:
         train(ddp, rank, range(30), lr=0.01)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import gradwire
 from ddp_jobs import (
+    ETHERNET,
     average_of,
     batch,
     fingerprint,
@@ -182,7 +183,7 @@ def test_every_optimizer_leaves_out_a_skipped_step(two: Ranks, scaled: bool) -> 
 
 def resends(rank: int, world: int) -> list[str]:
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "ltp", every=3, floor=1.0)
+    attachment = gradwire.attach(ddp, "ltp", every=3, floor=1.0, datagram=ETHERNET)
     seen = []
     for step in range(8):
         if step == 5:

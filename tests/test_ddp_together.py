@@ -16,7 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
-from ddp_jobs import Branches, average_of, batch, fingerprint, gradients, model, set_drop, wrap
+from ddp_jobs import (
+    ETHERNET,
+    Branches,
+    average_of,
+    batch,
+    fingerprint,
+    gradients,
+    model,
+    set_drop,
+    wrap,
+)
 from ranks import Ranks
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -82,7 +92,7 @@ def alike(modules: Sequence[nn.Module]) -> None:
 
 def two_towers(rank: int, world: int, policy: str, options: dict[str, Any]) -> None:
     modules = towers(700, 150)
-    with attached(modules, policy, **options) as attachments:
+    with attached(modules, policy, datagram=ETHERNET, **options) as attachments:
         set_drop(attachments[0], 0.02)
         stepping(modules, range(40), lambda step: squares(modules, rank, step).backward())
         set_drop(attachments[0], 0.0)

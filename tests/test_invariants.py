@@ -57,7 +57,9 @@ def on_all_ranks(call: Callable[[int], Any]) -> list[Any]:
 def lossy_network() -> Iterator[list[Communicator]]:
     """Communicators that lose a tenth of what reaches them, in runs."""
     store = dist.HashStore()
-    config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, "interface": "lo"}
+    times = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20}
+    # Datagrams of a size of which many enough are lost on loopback too.
+    config = {**times, "interface": "lo", "datagram": 1472}
     members = on_all_ranks(lambda rank: Communicator(store, rank, RANKS, config))
     assert all(isinstance(member, Communicator) for member in members), members
     for member in members:
