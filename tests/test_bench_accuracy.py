@@ -453,7 +453,7 @@ def test_without_the_digits_the_error_names_what_to_install(
     digits.load.cache_clear()
     ran = CliRunner().invoke(app, ["accuracy", "--quick", "--jobs", "1"])
     assert ran.exit_code == 2
-    assert "pip install 'gradwire[accuracy]'" in " ".join(ran.output.split())
+    assert "pip install './lab[accuracy]'" in " ".join(ran.output.split())
 
 
 def test_without_namespaces_the_rows_over_a_kernel_network_are_left_out(
