@@ -143,6 +143,21 @@ def test_a_policy_that_there_is_not_is_a_problem(
     assert [each["level"] for each in problems] == ["problem"] * wrong
 
 
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_lines_are_no_longer_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("GRADWIRE_PEER_TIMEOUT", "0.1")  # a problem, with something to type
+    shown = CliRunner().invoke(app, ["doctor"]).stdout.splitlines()
+    said = [line for line in shown if not line.strip().startswith("type: ")]
+    assert max(map(len, said)) <= columns
+    assert len(said) < len(shown)  # what is typed is one line
+    words = " ".join(" ".join(said).split())
+    for each in call("doctor")["findings"]:
+        assert f"{each['about']} {each['text']}" in words
+
+
 def test_small_buffers_are_a_warning_that_names_the_sysctl() -> None:
     """A process of another user namespace gets no more than net.core.rmem_max."""
     limit = int(Path("/proc/sys/net/core/rmem_max").read_text())

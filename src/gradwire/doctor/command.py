@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gradwire.core.errors import ConfigError
-from gradwire.doctor.findings import as_json, exit_status, lines, summary
+from gradwire.doctor.findings import as_json, exit_status, lines, summary, wrapped
 from gradwire.doctor.host import check_host
 from gradwire.doctor.job import Place, beside_others, examine, place_of_environment
 
@@ -58,7 +58,8 @@ def _alone(in_json: bool) -> int:
     else:
         typer.echo(f"gradwire doctor: {socket.gethostname()}\n")
         typer.echo("\n".join(lines(host.findings)))
-        typer.echo(f"\n{summary(host.findings)} `gradwire probe --help` says how to test a path.")
+        last = f"{summary(host.findings)} `gradwire probe --help` says how to test a path."
+        typer.echo("\n".join(["", *wrapped(last)]))
     return exit_status(host.findings)
 
 

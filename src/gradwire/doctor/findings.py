@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import shutil
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Finding", "Level", "as_json", "exit_status", "lines", "summary", "worst"]
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["Finding", "Level", "as_json", "exit_status", "lines", "summary", "worst", "wrapped"]
 
 Level = Literal["ok", "warning", "problem"]
 """A job runs well (ok), runs with a handicap (warning), or does not run (problem)."""
 
-LEAST_COLUMNS = 72
+BESIDE = 40
+"""A finding's text of fewer columns than these stands below what was checked, not beside it."""
 
 LEVELS: tuple[Level, ...] = ("ok", "warning", "problem")
 
@@ -50,23 +54,32 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"status": worst(findings), "findings": [asdict(each) for each in findings]}
 
 
+def wrapped(text: str, taken: int = 0) -> list[str]:
+    """Returns a text as lines that the terminal holds, beside columns that are taken.
+
+    The terminal's width is read from it, or from COLUMNS; it counts as 100 columns where there is
+    no terminal.
+    """
+    columns = shutil.get_terminal_size((100, 24)).columns
+    console = Console(width=max(columns, taken + 1), file=io.StringIO())
+    return [line.plain.rstrip() for line in Text(text).wrap(console, console.width - taken)]
+
+
 def lines(findings: Sequence[Finding]) -> list[str]:
     """Returns findings as lines of text, what to type below each."""
     width = max((len(each.about) for each in findings), default=0)
-    indent = " " * (width + 13)
-    columns = max(shutil.get_terminal_size((100, 24)).columns, LEAST_COLUMNS)
+    beside = shutil.get_terminal_size((100, 24)).columns >= width + 13 + BESIDE
+    indent = " " * (width + 13 if beside else 4)
     found: list[str] = []
     for each in findings:
         head = f"  {each.level:8} {each.about:{width}}  "
-        found += textwrap.wrap(
-            head + each.text,
-            columns,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        text = [indent + line for line in wrapped(each.text, len(indent))]
+        if beside:
+            text[0] = head + text[0][len(indent) :]
+        else:
+            text.insert(0, head.rstrip())
         # What is typed stays in one line, so that it can be copied.
-        found += [f"{indent}type: {line}" for line in each.command.splitlines()]
+        found += [*text, *(f"{indent}type: {line}" for line in each.command.splitlines())]
     return found
 
 

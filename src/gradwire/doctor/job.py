@@ -20,7 +20,7 @@ from typing import Any
 
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.core.settings import Settings
-from gradwire.doctor.findings import Finding, as_json, lines, summary
+from gradwire.doctor.findings import Finding, as_json, lines, summary, wrapped
 from gradwire.doctor.host import Host, check_host
 from gradwire.doctor.judge import accept, path_findings, rate_text, rtt_text
 from gradwire.doctor.prober import Measurement, Prober, RoundTrips, Way
@@ -251,7 +251,7 @@ class Examined:
                 where = ""
                 if own is not None:
                     where = f" at {own.address} on {own.interface}, MTU {own.mtu or 'unknown'}"
-                parts.append(f"  {name}: {kind} {ranks}{where}")
+                parts += [f"  {line}" for line in wrapped(f"{name}: {kind} {ranks}{where}", 2)]
             parts.append("")
         parts += lines(self.findings)
         if self.pairs:

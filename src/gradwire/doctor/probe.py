@@ -14,7 +14,7 @@ import typer
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
-from gradwire.doctor.findings import Finding, as_json, exit_status, lines, summary
+from gradwire.doctor.findings import Finding, as_json, exit_status, lines, summary, wrapped
 from gradwire.doctor.host import environment_settings
 from gradwire.doctor.judge import accept, path_findings, rtt_text, way_rows
 from gradwire.doctor.prober import Measurement, Prober
@@ -236,8 +236,11 @@ def _table(found: Measurement) -> str:
         for name, value in (("min", rtt.least), ("median", rtt.median), ("p99", rtt.p99))
     )
     rows = [("", "there", "back"), *way_rows(found)]
-    table = "\n".join(f"  {name:18}{there:>16}{back:>16}" for name, there, back in rows)
-    return f"{table}\n\n  round-trip time: {times} ({rtt.sent - rtt.lost} of {rtt.sent} answered)"
+    first, there, back = (max(map(len, column)) for column in zip(*rows, strict=True))
+    table = [f"  {row[0]:{first}}  {row[1]:>{there}}  {row[2]:>{back}}" for row in rows]
+    answered = f"{rtt.sent - rtt.lost} of {rtt.sent} answered"
+    last = wrapped(f"round-trip time: {times} ({answered})", 2)
+    return "\n".join([*table, "", *(f"  {line}" for line in last)])
 
 
 def _ends(host: str, port: int, settings: Settings) -> tuple[LocalAddress, Place]:
