@@ -25,7 +25,7 @@ from gradwire_lab.report.command import app as report
 from gradwire_lab.report.maps import grid_values, sheets
 from gradwire_lab.report.markdown import as_markdown
 from gradwire_lab.report.page import render
-from gradwire_lab.report.words import notes
+from gradwire_lab.report.words import notes, verdict
 from gradwire_lab.run import build, checks, course
 from gradwire_lab.run.agenda import Agenda, choose_cells, choose_seeds, duration, time_left
 from gradwire_lab.run.course import Audience, CodeChanged, done, outcome_of, run
@@ -282,6 +282,27 @@ def test_runs_of_another_form_leave_marks_open(tmp_path: Path) -> None:
             with Journal(tmp_path / "out", reading=True) as read:
                 (mark,) = document(outcome_of(experiment, read), "c")["marks"]
         assert mark["met"] is met
+
+
+def test_the_short_form_judges_no_mark_and_names_what_it_ran(tmp_path: Path) -> None:
+    path = small(tmp_path).path
+    path.write_text(f'{path.read_text()}[quick.grid]\n"work.layers" = [1, 2]\n')
+    experiment = load(path, quick=True)
+    with Journal(tmp_path / "out") as journal:
+        for cell in experiment.cells:
+            for seed in experiment.first.work.seeds:
+                form = fingerprint(cell, True)
+                journal.add(replace(record(cell, seed, samples(99.0)), scenario=form))
+        found = document(outcome_of(experiment, journal), "c")
+    (mark,) = found["marks"]
+    assert mark["value"] == 99.0  # over 10
+    assert mark["met"] is mark["missed_by"] is None
+    assert [row["met"] for row in mark["cells"]] == [None, None]
+    assert verdict(mark).startswith("open: ")
+    page = render(found)
+    assert 'class="missed"' not in page
+    assert "<h1>Short form of small: 2 workers; layers 1; layers 2</h1>" in page
+    assert load(path).title == "a small one"
 
 
 @pytest.mark.parametrize("chosen", [[], ["--seeds", "0,"]])
@@ -772,7 +793,8 @@ def test_an_interrupted_run_has_a_report_and_goes_on(tmp_path: Path) -> None:
     assert document["cells"][0] == first
     assert document["cells"][1]["contestants"][0]["samples"] == 4
     assert document["missing"] == 0
-    assert [mark["met"] for mark in document["marks"]] == [True]
+    assert document["quick"] is True
+    assert [mark["met"] for mark in document["marks"]] == [None]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gradwire_lab.scenario.load import Cell
 from gradwire_lab.scenario.mark import LIMIT, Mark
 from gradwire_lab.scenario.measurable import labels_of
 
-__all__ = ["Measured", "judge"]
+__all__ = ["Measured", "judge", "unjudged"]
 
 _KEYS = {
     "time_median": "median_s",
@@ -101,6 +101,12 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
         "met": _met(mark, rows, missed),
         "missed_by": max(0.0, missed),
     }
+
+
+def unjudged(found: Mapping[str, Any], why: str) -> dict[str, Any]:
+    """Return what `judge` found without its verdicts, which stay open for a reason."""
+    open_ = {"met": None, "missed_by": None}
+    return {**found, **open_, "cells": [{**row, **open_, "why": why} for row in found["cells"]]}
 
 
 def _met(mark: Mark, rows: Sequence[Mapping[str, Any]], missed: float) -> bool | None:

@@ -11,7 +11,7 @@ from gradwire_lab.contest.measure import environment
 from gradwire_lab.run.build import build, machine
 from gradwire_lab.run.course import Outcome
 from gradwire_lab.run.journal import Record, fingerprint
-from gradwire_lab.run.marks import Measured, judge
+from gradwire_lab.run.marks import Measured, judge, unjudged
 from gradwire_lab.run.samples import CellRun, Track
 from gradwire_lab.run.summary import summarize
 from gradwire_lab.run.wires import losers
@@ -28,7 +28,8 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
     """Put everything that is known about an experiment into JSON; non-finite numbers become null.
 
     Marks are judged over all cells and seeds of the file. A cell that was not run, failed, or ran
-    in another form leaves a mark open where it could change the result. A cell's numbers are those
+    in another form leaves a mark open where it could change the result. The short form leaves all
+    marks open, because its samples are too few. A cell's numbers are those
     of the seeds that did not fail, or of all seeds where all failed. Runs of another form of a cell
     get no limit, because a limit follows from the file as it is now.
 
@@ -54,12 +55,15 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
         summaries = {each["name"]: each for each in entry["contestants"]} if sound else {}
         complete = same and set(first.work.seeds) <= sound.keys()
         measured.append(Measured(cell, summaries, complete))
+    marks = [judge(mark, measured) for mark in first.marks]
+    if experiment.quick:
+        marks = [unjudged(mark, "the short form has too few samples") for mark in marks]
     result: dict[str, Any] = finite(
         {
             "kind": KIND,
             "format": FORMAT,
             "scenario": first.name,
-            "title": first.title,
+            "title": experiment.title,
             "published": first.published,
             "quick": experiment.quick,
             "date": dates[-1],
@@ -76,7 +80,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
             "left_out": dict(experiment.left_out),
             "calibrations": [asdict(each) for each in outcome.calibrations],
             "cells": cells,
-            "marks": [judge(mark, measured) for mark in first.marks],
+            "marks": marks,
             "errors": outcome.errors,
             "other_forms": others,
             "wall_s": sum(record.took_s for record in outcome.records.values()),

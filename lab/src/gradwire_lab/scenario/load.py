@@ -49,6 +49,16 @@ class Experiment:
         """Return the scenario of the first cell: name, title and marks are the same in all."""
         return self.cells[0].scenario
 
+    @property
+    def title(self) -> str:
+        """Return what it measures; the file's title tells of its whole form alone."""
+        if not self.quick:
+            return self.first.title
+        workers = sorted({cell.scenario.topology.workers for cell in self.cells})
+        hosts = f"{' or '.join(map(str, workers))} worker{'s' if workers != [1] else ''}"
+        cells = "; ".join(cell.name for cell in self.cells)
+        return f"Short form of {self.first.name}: {hosts}; {cells}"
+
 
 def load(path: Path, *, quick: bool = False) -> Experiment:
     """Read and check a scenario file, its short form too.
