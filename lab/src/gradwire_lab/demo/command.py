@@ -125,7 +125,7 @@ def _run(scenario: Scenario, console: Console) -> dict[str, Any]:
 
 def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:
     """Write a demo's JSON and page into a folder, and print its table or its JSON."""
-    from gradwire_lab.demo.table import terminal_table
+    from gradwire_lab.demo.table import terminal_tables
 
     written = out / "demo.json"
     written.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -144,7 +144,8 @@ def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) 
     else:
         console = Console()
         if document["contestants"]:
-            console.print(terminal_table(document))
+            for table in terminal_tables(document, console):
+                console.print(table)
             for note in document["notes"]:
                 console.print(f"· {note}", style="dim", highlight=False, markup=False)
         console.print(document["headline"], style="bold", highlight=False, markup=False)

@@ -10,16 +10,19 @@ from gradwire_lab.demo.plots import all_plots
 from gradwire_lab.demo.table import COLUMNS, rows
 from gradwire_lab.demo.words import Document
 from gradwire_lab.report.template import fill
+from gradwire_lab.report.words import filled
 
 
 def render(document: Document) -> str:
     """Return the page as text."""
+    columns, cells = filled(COLUMNS, rows(document)) if document["contestants"] else ([], [])
     drawn = all_plots(document) if document["contestants"] else {}
     return fill(
         Path(__file__).with_name("page.html.j2"),
+        title="gradwire demo",
         document=document,
-        columns=COLUMNS,
-        rows=rows(document) if document["contestants"] else [],
+        columns=columns,
+        rows=cells,
         plots={name: Markup(svg) for name, svg in drawn.items()},
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.demo.words import Document, milliseconds, number, speed
+from gradwire_lab.report.terminal import turned
 from gradwire_lab.report.words import NONE, share
 
 IDEAL = "header ideal"
@@ -62,13 +63,6 @@ def _row(
     ]
 
 
-def terminal_table(document: Document) -> Table:
+def terminal_tables(document: Document, console: Console) -> list[Table]:
     """Return the table for the terminal, turned so that it fits into 80 columns."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD)
-    cells = rows(document)
-    table.add_column("", no_wrap=True)
-    for row in cells:
-        table.add_column(row[0], justify="right", style="dim" if row[0] == IDEAL else None)
-    for place, column in enumerate(COLUMNS[1:], 1):
-        table.add_row(column, *(row[place] for row in cells))
-    return table
+    return turned(COLUMNS, rows(document), console, faint=(IDEAL,))

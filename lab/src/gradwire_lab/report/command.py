@@ -148,7 +148,7 @@ def _comparison(documents: dict[str, dict[str, Any]]) -> str:
         Path(__file__).with_name("compare.html.j2"),
         title="Runs side by side",
         columns=COLUMNS,
-        rows=compare(documents),
+        rows=[list(row.values()) for row in compare(documents)],
         marks=[
             (folder, *row) for folder, document in documents.items() for row in mark_rows(document)
         ],

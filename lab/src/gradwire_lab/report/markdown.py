@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradwire_lab.report.words import (
-    NONE,
     dates,
     failures,
+    filled,
     mark_rows,
     missing,
     number,
@@ -49,7 +49,7 @@ def as_markdown(document: Mapping[str, Any]) -> str:
         *_table(("wanted", "ours", "mark", "of", ""), mark_rows(document)),
         "",
         *_incomplete(document),
-        *_table(*_filled(CELLS, _cells(document))),
+        *_table(*filled(CELLS, _cells(document))),
         "",
     ]
     return "\n".join(lines)
@@ -82,14 +82,6 @@ def _cells(document: Mapping[str, Any]) -> list[list[str]]:
                 ]
             )
     return found
-
-
-def _filled(
-    columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> tuple[list[str], list[list[str]]]:
-    """Return the columns in which something stands."""
-    kept = [place for place in range(len(columns)) if any(row[place] != NONE for row in rows)]
-    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -11,13 +11,13 @@ __all__ = ["fill"]
 
 
 def fill(template: Path, **values: Any) -> str:
-    """Fill a template with its values; it may extend others of its folder.
+    """Fill a template with its values; it may extend others of its folder, and of this one.
 
     Raises:
         LookupError: a value that the template wants is missing.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

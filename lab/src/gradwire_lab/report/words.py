@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradwire_lab.scenario.mark import P99_SAMPLES
@@ -12,6 +12,7 @@ __all__ = [
     "NONE",
     "dates",
     "failures",
+    "filled",
     "mark_rows",
     "missing",
     "notes",
@@ -124,13 +125,15 @@ def row(entry: Mapping[str, Any]) -> list[str]:
 
 def rows(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of a cell, without the columns in which nothing stands."""
-    found = [row(entry) for entry in cell["contestants"]]
-    kept = [
-        place
-        for place in range(len(COLUMNS))
-        if place == 0 or any(each[place] != NONE for each in found)
-    ]
-    return [COLUMNS[place] for place in kept], [[each[place] for place in kept] for each in found]
+    return filled(COLUMNS, [row(entry) for entry in cell["contestants"]])
+
+
+def filled(
+    columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return a table without the columns in which nothing stands."""
+    kept = [place for place in range(len(columns)) if any(each[place] != NONE for each in rows)]
+    return [columns[place] for place in kept], [[each[place] for place in kept] for each in rows]
 
 
 def verdict(mark: Mapping[str, Any]) -> str:
