@@ -39,6 +39,8 @@ constexpr Nanos kHeldWait = 50 * kMicrosecond;
 // ERRORs to each peer when the thread fails, and the time between them: some may be lost.
 constexpr int kErrors = 3;
 constexpr std::chrono::milliseconds kErrorInterval{10};
+// The least that one message takes of a receive buffer: the kernel's overhead alone is more.
+constexpr size_t kLeastCost = 512;
 // The time from a datagram's kernel timestamp until the socket has it.
 constexpr Nanos kStampSlack = kMillisecond;
 
@@ -66,6 +68,7 @@ struct Loop::Impl {
   void push_command(auto&& change);
   // ---- called by the engine thread
   void run();
+  void drop_early();
   void serve();
   bool take_commands();
   bool receive_batch();
@@ -315,10 +318,16 @@ void Loop::Impl::run() {
   finish(why);
 }
 
+// Drops the datagrams that arrived before the addresses were known; they will be sent again. It
+// takes as many as a full buffer holds, because others may arrive as fast as they are dropped.
+void Loop::Impl::drop_early() {
+  const auto buffer = static_cast<size_t>(socket.features().receive_buffer);
+  size_t batches = buffer / kLeastCost / Socket::kBatch + 1;
+  while (batches > 0 && !socket.receive(monotonic_now()).empty()) --batches;
+}
+
 void Loop::Impl::serve() {
-  // Datagrams that arrived before the addresses were known will be sent again.
-  while (!socket.receive(monotonic_now()).empty()) {
-  }
+  drop_early();
   endpoint = std::make_unique<Endpoint>(config, monotonic_now());
   bool sending = true;   // there may be more to send
   bool readable = true;  // there may be more to receive

@@ -579,6 +579,37 @@ def test_a_wall_clock_that_is_stepped_back_makes_no_queue(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler for a socket of our own")
+def test_an_engine_starts_although_its_socket_never_is_empty(tmp_path: Path) -> None:
+    """A stranger's datagrams arrive as fast as they are taken: half of each batch is theirs."""
+    source, flood = tmp_path / "flood.c", tmp_path / "flood.so"
+    source.write_text("""
+    #define _GNU_SOURCE
+    #include <netinet/in.h>
+    #include <sys/socket.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    int recvmmsg(int fd, struct mmsghdr* all, unsigned most, int flags, struct timespec* wait) {
+      long own = syscall(SYS_recvmmsg, fd, all, most / 2, flags, wait);
+      for (long i = own = own < 0 ? 0 : own; i < most; ++i) {
+        struct sockaddr_in from = {.sin_family = AF_INET, .sin_port = htons(9)};
+        *(struct sockaddr_in*)all[i].msg_hdr.msg_name = from;
+        all[i].msg_hdr.msg_controllen = all[i].msg_hdr.msg_flags = 0;
+        all[i].msg_len = 100;
+      }
+      return most;
+    }
+    """)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", flood, source], check=True)
+    done = run_python(PAIR + """
+    data = [np.ones(1000, np.float32) for _ in pair]
+    small = _engine.Plan(elements=1000, regions=[(0, 1000, 0.0)])
+    for e, each in zip(pair, data): e.all_reduce(op=0, step=0, plan=small, data=each)
+    print([e.next_completion(10 * 10**9).ok for e in pair], pair[0].counters()["strangers"] > 0)
+    """, LD_PRELOAD=str(flood))  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True] True\n", "")
+
+
 def test_ctrl_c_is_heard_while_waiting() -> None:
     done = run_python(PAIR + """
     signal.setitimer(signal.ITIMER_REAL, 0.3)
