@@ -505,7 +505,7 @@ BREAKS = (
         10,
         "the plan's hash is not compared",
         PROTO + "endpoint/messages.cc",
-        "if (fixed.hash != here || fixed.step != op.spec.step) {",
+        "if (fixed.hash != op.plan_hash || fixed.step != op.spec.step) {",
         "if (fixed.step != op.spec.step) {",
         SIM + "faults.py",
     ),

@@ -347,7 +347,7 @@ struct Endpoint::Impl {
 
   // messages.cc
   std::string check_messages(const OpSpec& spec) const;
-  void send_open(uint16_t to, Op& op, const Grid::Shard& shard);
+  void send_open(uint16_t to, Op& op, const Grid::Shard& shard, std::span<const uint8_t> plan);
   uint64_t next_admitted(uint64_t op) const;
   void admit(Nanos now);
   bool read_spec(uint64_t id, std::span<const uint8_t> open, OpSpec& spec) const;

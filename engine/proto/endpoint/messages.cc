@@ -24,15 +24,15 @@ struct OpenFixed {
 // It travels as it stands, so it has no gaps.
 static_assert(sizeof(OpenFixed) == 3 * 8 + sizeof(Stats) + 4 + 2 * 2);
 
-std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, bool with_plan,
-                               uint16_t longest) {
-  const std::vector<uint8_t> plan = with_plan ? spec.plan.serialize() : std::vector<uint8_t>{};
+std::vector<uint8_t> open_body(const Op& op, const Grid::Shard& shard,
+                               std::span<const uint8_t> plan, uint16_t longest) {
+  const OpSpec& spec = op.spec;
   Bitmap critical(shard.size());
   bool any = false;
   for (uint32_t c : spec.critical)
     if (c >= shard.begin && c < shard.end) any |= critical.set(c - shard.begin);
   Body body;
-  body.put(OpenFixed{spec.plan.hash(), spec.step, spec.plan.elements, spec.stats,
+  body.put(OpenFixed{op.plan_hash, spec.step, spec.plan.elements, spec.stats,
                      static_cast<uint32_t>(plan.size()), any, longest});
   body.put_bytes(plan);
   if (any) body.put_bitmap(critical);
@@ -105,11 +105,13 @@ std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
   return "";
 }
 
-void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
+// `plan`: the serialized plan for a server, else empty.
+void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard,
+                               std::span<const uint8_t> plan) {
   const uint32_t longest = longest_datagram();
   const auto limit = static_cast<uint16_t>(longest < config.datagram_bytes ? longest : 0);
   if (op.aggregator) op.aggregator->longest[config.endpoint] = limit;
-  send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0, limit));
+  send_message(to, op, wire::Kind::open, open_body(op, shard, plan, limit));
 }
 
 // Takes a worker's OPEN of an op that this server does not have yet; it contains the plan.
@@ -229,11 +231,10 @@ bool Endpoint::Impl::same_plan(const Op& op, uint16_t worker, std::span<const ui
   wire::Reader reader(bytes);
   OpenFixed fixed{};
   if (!read_open(reader, fixed)) return true;
-  const uint64_t here = op.spec.plan.hash();
-  if (fixed.hash != here || fixed.step != op.spec.step) {
+  if (fixed.hash != op.plan_hash || fixed.step != op.spec.step) {
     fail({op_name(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) + " for step " +
               std::to_string(fixed.step) + " (" + std::to_string(fixed.elements) + " elements), " +
-              name(config.endpoint) + " has plan " + hex(here) + " for step " +
+              name(config.endpoint) + " has plan " + hex(op.plan_hash) + " for step " +
               std::to_string(op.spec.step) + " (" + std::to_string(op.spec.plan.elements) +
               " elements); all ranks must use the same policy, options and model",
           worker, Cause::plan},

@@ -73,6 +73,7 @@ struct Op {
   Op(OpSpec what, const EndpointConfig& config, Memory& memory, Nanos now)
       : id(what.op),
         spec(std::move(what)),
+        plan_hash(spec.plan.hash()),
         has_close(ends_with_close(spec.plan)),
         grid(spec.plan, config.datagram_bytes, config.aggregators()),
         reserved(memory, memory_of(spec.plan, config)),
@@ -80,7 +81,8 @@ struct Op {
 
   uint64_t id;
   OpSpec spec;
-  bool has_close;  // it ends with CLOSE
+  uint64_t plan_hash;  // each OPEN that is sent or arrives needs it
+  bool has_close;      // it ends with CLOSE
   Grid grid;
   Reserved reserved;             // where it is aggregated
   uint64_t longest_message = 0;  // bytes

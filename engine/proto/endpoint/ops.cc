@@ -192,13 +192,15 @@ void Endpoint::Impl::begin_waiting(Nanos now) {
 void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
   ++lane(spec.op).next;
   Op& op = make_op(std::move(spec), true, since);
+  std::vector<uint8_t> plan;  // workers have it, servers do not
+  if (config.servers) plan = op.spec.plan.serialize();
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     const uint16_t to = config.aggregator_endpoint(a);
     if (to == config.endpoint) {
       op.worker->push[a]->finish();
       continue;
     }
-    send_open(to, op, op.grid.shards[a]);
+    send_open(to, op, op.grid.shards[a], plan);
   }
   const uint64_t id = op.id;
   recount(op);
