@@ -67,6 +67,25 @@ def test_an_ack_of_what_was_never_sent_changes_nothing() -> None:
     assert (recovery.in_flight(), recovery.largest_acked()) == (3, 0)
 
 
+@pytest.mark.parametrize(
+    ("after", "latest"),
+    [
+        (ack_of([1, 2, 3]), True),
+        (ack_of([1, 2], delay_us=60), True),  # the same again, later
+        (ack_of([1, 2], delay_us=50), True),  # a copy
+        (ack_of([1, 2], delay_us=40), False),
+        (ack_of([1], delay_us=900), False),
+    ],
+)
+def test_an_ack_that_a_later_one_overtook_is_not_the_latest(after: Ack, latest: bool) -> None:
+    recovery = sending(4)
+    recovery.on_ack(ack_of([1, 2], delay_us=50), MS)
+    recovery.on_ack(after, 2 * MS)
+    assert recovery.latest() is latest
+    recovery.on_ack(ack_of([4]), 3 * MS)
+    assert recovery.latest()
+
+
 def test_packets_in_flight_have_a_limit_and_none_is_forgotten_below_it() -> None:
     recovery = Recovery()
     while not recovery.full():

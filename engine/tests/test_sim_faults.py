@@ -583,6 +583,13 @@ def test_a_datagram_that_is_not_taken_is_not_measured(
     assert after_forged(*datagrams)[0] < 1.05 * after_forged()[0]
 
 
+def test_an_ack_that_comes_late_overwrites_nothing() -> None:
+    """It tells of heavy loss and of a window of one byte, which later ACKs have replaced."""
+    words = struct.pack("<IIIIIIHHII", 1, 0, 1, 0, 0, 1, 1, 60_000, 0, 0)
+    late = struct.pack("<BBHI", VERSION, 16, 1, SESSION) + words + struct.pack("<Q", 1)
+    assert after_forged(late) == after_forged()
+
+
 def test_a_bound_that_a_worker_breaks_is_an_error() -> None:
     """FORGIVE beyond the ledger's room: the aggregator refuses it and says who did it."""
     fabric = Fabric(2)

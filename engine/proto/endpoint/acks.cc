@@ -110,9 +110,10 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.allowed.credit = granted;
     path.recovery.feed();
   }
-  if (ack.share) path.allowed.window = ack.share;
-  path.loss_to.reported = ack.loss / 65'536.0;
-  path.loss_to.time = now;
+  if (path.recovery.latest()) {
+    if (ack.share) path.allowed.window = ack.share;
+    path.loss_to = {ack.loss / 65'536.0, now};
+  }
   sender.on_left(scratch.acked.in_flight);
   counters.spurious_retransmissions += scratch.acked.spurious;
   packets_acked(path, now);

@@ -35,6 +35,7 @@ void Recovery::Acked::clear() {
 bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
   const uint64_t largest = wire::expand(ack.largest, sent_.next() - 1);
   if (largest >= sent_.next()) return false;
+  order(largest, ack.delay_us);
   const uint64_t refused = wire::expand(ack.refused, largest);
   if (refused > refused_ && refused < sent_.next()) {
     refused_ = refused;
@@ -57,6 +58,15 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
     timer_base_ = now;
   }
   return true;
+}
+
+// ACKs have no numbers of their own. The largest packet number orders them, and among those with
+// the same one the time since that packet arrived.
+void Recovery::order(uint64_t largest, uint32_t delay_us) {
+  latest_ = largest > reported_ || (largest == reported_ && delay_us >= reported_delay_us_);
+  if (!latest_) return;
+  reported_ = largest;
+  reported_delay_us_ = delay_us;
 }
 
 void Recovery::acknowledge(SentPacket& packet, Acked& acked) {

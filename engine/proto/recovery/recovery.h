@@ -57,6 +57,9 @@ class Recovery {
   // ---- acknowledgements
   // False when the ACK acknowledges what was never sent; it then changes nothing.
   bool on_ack(const wire::Ack& ack, Nanos now, Acked& acked);
+  // True when the peer sent none of the earlier ACKs after the last one: what that one says of the
+  // peer's state is the latest known.
+  bool latest() const { return latest_; }
   uint64_t largest_acked() const { return largest_acked_; }
   // Declares packets lost; call it after an ACK that acknowledged some. Appends to `lost`.
   void detect_losses(std::vector<Lost>& lost);
@@ -98,11 +101,16 @@ class Recovery {
   void give_up(SentPacket& packet, Again why, std::vector<Lost>& lost);
   SentPacket* in_flight(uint64_t number);
   void acknowledge(SentPacket& packet, Acked& acked);
+  void order(uint64_t largest, uint32_t delay_us);
 
   // Packets: the threshold before any reordering (RFC 9002 §6.1.1).
   static constexpr uint64_t kPacketThreshold = 3;
   SentPackets sent_;
   std::vector<uint64_t> control_;  // numbers of control frames, in order; some are acknowledged
+  // Of the latest ACK: the largest number, and how long before it had arrived.
+  uint64_t reported_ = 0;
+  uint32_t reported_delay_us_ = 0;
+  bool latest_ = false;  // the last ACK is that one
   uint64_t largest_acked_ = 0;
   Nanos largest_acked_sent_ = 0;
   uint64_t refused_ = 0;           // highest number that the peer has reported as refused

@@ -140,6 +140,7 @@ void bind_recovery(nb::module_& module) {
             return std::tuple(valid, packets, acked.bytes, acked.in_flight, acked.spurious);
           },
           "ack"_a, "now"_a)
+      .def("latest", &Recovery::latest)
       .def("detect_losses",
            [](Recovery& self) {
              std::vector<Recovery::Lost> lost;
