@@ -159,7 +159,8 @@ WHOLE = bytes(range(100, 130))
         [(0, 30)],
         [(0, 10), (10, 20), (20, 30)],
         [(20, 30), (0, 10), (10, 20)],
-        [(0, 10), (0, 10), (5, 25), (20, 30)],  # repeated, and overlapping
+        [(0, 12), (24, 30), (12, 24)],
+        [(0, 10), (0, 10), (20, 30), (20, 30), (10, 20)],  # repeated
     ],
 )
 def test_a_datagram_is_whole_once_with_its_last_byte(cuts: list[tuple[int, int]]) -> None:
@@ -168,6 +169,41 @@ def test_a_datagram_is_whole_once_with_its_last_byte(cuts: list[tuple[int, int]]
         whole = reassembly.add(7, 30, start, WHOLE[start:end], 30)
         assert whole == (WHOLE if (start, end) == cuts[-1] else b"")
     assert reassembly.add(7, 30, 0, WHOLE[:10], 30) == b""  # a late copy
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [(0, 10), (5, 15), (20, 30)],  # it overlaps
+        [(0, 10), (10, 18), (20, 30)],  # it is shorter than another
+        [(0, 10), (20, 30), (12, 22)],  # it reaches into the last one
+        [(0, 10), (20, 30), (18, 30)],  # there is a last one
+        [(0, 10), (15, 30)],
+        [(10, 20), (10, 30)],  # what precedes the last one is not there
+    ],
+)
+def test_fragments_with_gaps_between_them_are_no_datagram(cuts: list[tuple[int, int]]) -> None:
+    reassembly = Reassembly()
+    for start, end in cuts:
+        assert reassembly.add(7, 30, start, WHOLE[start:end], 30) == b""
+
+
+@given(st.integers(2, 400), st.integers(1, 400), st.randoms(use_true_random=False))
+def test_fragments_in_any_order_and_again_are_one_datagram(
+    total: int, size: int, random: Random
+) -> None:
+    whole = random.randbytes(total)
+    parts = [(at, whole[at : at + size]) for at in range(0, total, size)]
+    coming = parts + random.choices(parts, k=3)
+    random.shuffle(coming)
+    reassembly = Reassembly()
+    reassembly.add(3, 400, 0, b"?" * 30, 400)  # of another datagram in the same place
+    seen: set[int] = set()
+    for at, part in coming:
+        fresh = at not in seen
+        seen.add(at)
+        done = fresh and len(seen) == len(parts)
+        assert reassembly.add(67, total, at, part, 400) == (whole if done else b"")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 // Reassembly joins the fragments of datagrams that were longer than their path carries.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
+
+#include "proto/base/bitmap.h"
 
 namespace gradwire {
 
@@ -17,28 +21,51 @@ class Reassembly {
     if (total > most || part.empty() || offset >= total || part.size() > total - offset) return {};
     if (wholes_.empty()) wholes_.resize(kAtOnce);
     Whole& whole = wholes_[number % kAtOnce];
-    if (whole.number != number || whole.bytes.size() != total) {
-      whole.number = number;
-      whole.bytes.assign(total, 0);
-      whole.known.assign(total, false);
-      whole.left = total;
-    }
-    for (size_t i = 0; i < part.size(); ++i) {
-      if (whole.known[offset + i]) continue;
-      whole.known[offset + i] = true;
-      whole.bytes[offset + i] = part[i];
-      if (--whole.left == 0) return whole.bytes;
-    }
-    return {};
+    if (whole.number != number || whole.bytes.size() != total) whole.begin(number, total);
+    if (!whole.note(offset, static_cast<uint32_t>(part.size()))) return {};
+    std::memcpy(whole.bytes.data() + offset, part.data(), part.size());
+    if (!whole.complete()) return {};
+    return whole.bytes;
   }
 
  private:
   static constexpr size_t kAtOnce = 64;  // datagrams; a newer one takes the place of an older one
+  // Whole is a datagram of which fragments have arrived. All of them have one length, but for the
+  // last, which may be shorter; another one is ignored.
   struct Whole {
+    static constexpr uint32_t kUnknown = UINT32_MAX;
     uint32_t number = 0;
-    uint32_t left = 0;
+    uint32_t last = kUnknown;  // offset of the last fragment; kUnknown: it has not arrived
+    uint32_t length = 0;       // of each other one; 0: none has arrived
+    uint32_t count = 0;        // of these
+    uint32_t end = 0;          // of the furthest of these
+    Bitmap known;              // these, by offset / length
     std::vector<uint8_t> bytes;
-    std::vector<bool> known;
+
+    void begin(uint32_t of, uint32_t total) {
+      number = of;
+      last = kUnknown;
+      length = count = end = 0;
+      bytes.resize(total);
+    }
+    // Notes a fragment; false when it is known, or none of the datagram's.
+    bool note(uint32_t offset, uint32_t size) {
+      if (offset + size == bytes.size()) {
+        if (last != kUnknown) return false;
+        last = offset;
+        return true;
+      }
+      if (length == 0) {
+        length = size;
+        known = Bitmap(bytes.size() / length);
+      }
+      if (size != length || offset % length || !known.set(offset / length)) return false;
+      ++count;
+      end = std::max(end, offset + size);
+      return true;
+    }
+    // The others lie apart, so they leave no gap where they have as many bytes as they reach over.
+    bool complete() const { return end == last && count * length == end; }
   };
   std::vector<Whole> wholes_;
 };
