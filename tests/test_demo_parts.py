@@ -312,11 +312,28 @@ def test_a_short_run_compares_no_times() -> None:
 
 
 def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:
-    line = headline(_long(_document()))
+    known = _long(_document())
+    line = headline(known)
     assert "gradwire dblp" in line
-    assert "101 ms and 301 ms" in line
     assert "times as fast" in line
-    assert "60.0 % of the gradients" in line
+    assert f"{known['contestants'][-1]['final_loss']:.3f} against" in line
+    (note,) = (note for note in notes(known) if "gradwire dblp the model trains" in note)
+    assert "101 ms and 301 ms" in note
+    assert "60.0 % of them" in note
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("ground", [_Hosts, _Loopback])
+@pytest.mark.parametrize("names", [(), ("gloo-fp16", "gloo"), ("gloo",)])
+def test_the_headline_is_one_sentence(
+    long: bool, ground: type[_Hosts], names: tuple[str, ...]
+) -> None:
+    blocks = [each for each in _all_blocks(0.5) if not names or each.contestant in names]
+    known = _document(ground, blocks=blocks)
+    line = headline(_long(known) if long else known)
+    assert line
+    assert ". " not in line
+    assert len(line) <= 150
 
 
 def test_the_default_policy_is_in_the_headline_and_its_encoding_in_the_notes() -> None:
@@ -358,9 +375,11 @@ def test_like_is_compared_with_like() -> None:
         "gloo": pytest.approx(0.4 / 0.25),
         "gloo-fp16": pytest.approx(0.3 / 0.25),
     }
-    line = headline(_long(known))
-    assert "Over gradwire adaptive the model trains 1.20 times as fast as over Gloo fp16" in line
-    assert "Over gradwire dblp the model trains 1.33 times as fast as over Gloo f32" in line
+    adaptive_line = "Over gradwire adaptive the model trains 1.20 times as fast as over Gloo fp16"
+    assert headline(_long(known)).startswith(adaptive_line)
+    found = "\n".join(notes(_long(known)))
+    assert adaptive_line in found
+    assert "Over gradwire dblp the model trains 1.33 times as fast as over Gloo f32" in found
     places = [COLUMNS.index(column) for column in ("× peer", "peer")]
     assert [[row[place] for place in places] for row in rows(known)] == [
         ["–", "–"],

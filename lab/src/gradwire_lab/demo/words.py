@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradwire_lab.demo.scenario import TAIL_STEPS
@@ -59,26 +59,33 @@ def _compresses(entry: Mapping[str, Any]) -> bool:
 
 
 def headline(document: Document) -> str:
-    """Return a few sentences with the numbers that matter most."""
+    """Return one sentence with what matters most."""
     if document["error"]:
         return f"The demo ended early: {document['error']}"
-    compared = [
-        entry
-        for entry in (contestant(document, name) for name in _OURS)
-        if entry is not None and entry["peer"] is not None
-    ]
     if document["mode"] != "loopback" and (few := _few_steps(document)) is not None:
-        names = ", ".join(entry["label"] for entry in document["contestants"])
-        return f"Everything works: {names} trained while the network burst. {few}"
+        return f"Everything works, but {few[0].lower()}{few[1:]}"
+    compared = _compared(document)
     if not compared:
-        return "; ".join(_alone(entry) for entry in document["contestants"])
+        return _uncompared(document["contestants"])
     ours = compared[0]
     peer = _peer(document, ours)
+    losses = f"{number(ours['final_loss'])} against {number(peer['final_loss'])}"
     if document["mode"] == "loopback":
-        return f"{_lossy(document, ours)} {_losses(peer, ours)}"
-    others = [entry for entry in compared if entry["peer"] != ours["peer"]][:1]
-    second = [_times(document, entry) for entry in others]
-    return " ".join([_times(document, ours), _losses(peer, ours), *second])
+        dropped = share(document["scenario"]["drop_rate"])
+        return (
+            f"On loopback {ours['label']} trains with {dropped} of its packets dropped to a "
+            f"held-out loss of {losses} over TCP, which loses none."
+        )
+    return (
+        f"Over {ours['label']} the model trains {_faster(document, ours)} while the network "
+        f"bursts, to a held-out loss of {losses}."
+    )
+
+
+def _compared(document: Document) -> list[Mapping[str, Any]]:
+    """Return gradwire's contestants whose peer takes part, the one of the headline first."""
+    ours = [contestant(document, name) for name in _OURS]
+    return [entry for entry in ours if entry is not None and entry["peer"] is not None]
 
 
 def _few_steps(document: Document) -> str | None:
@@ -86,7 +93,7 @@ def _few_steps(document: Document) -> str | None:
     fewest = min((entry["timed_steps"] for entry in document["contestants"]), default=0)
     if fewest >= _ENOUGH_STEPS:
         return None
-    return f"Only {fewest} timed steps each: too few to compare times by."
+    return f"Too few steps of each contestant were timed to compare times by: {fewest}."
 
 
 def _peer(document: Document, ours: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,46 +108,33 @@ def speed(entry: Mapping[str, Any]) -> str:
     return NONE if entry["peer"] is None else f"{entry['speed_over'][entry['peer']]:.2f}"
 
 
-def _alone(entry: Mapping[str, Any]) -> str:
-    return (
+def _uncompared(entries: Sequence[Mapping[str, Any]]) -> str:
+    if len(entries) > 1:
+        names = " and ".join(entry["label"] for entry in entries)
+        return f"{names} trained; no peer of gradwire's takes part, so no speeds are compared."
+    return "; ".join(
         f"{entry['label']}: median {milliseconds(entry['comm_median_s'])} of communication a "
         f"step, longest {milliseconds(entry['comm_max_s'])}, {entry['steps_per_s']:.2f} steps/s"
+        for entry in entries
     )
 
 
-def _lossy(document: Document, ours: Mapping[str, Any]) -> str:
-    return (
-        f"On loopback {ours['label']} trains with {share(document['scenario']['drop_rate'])} of "
-        "its packets dropped, and TCP with none."
-    )
+def _faster(document: Document, ours: Mapping[str, Any]) -> str:
+    ratio = ours["speed_over"][ours["peer"]]
+    speed = "as fast" if 0.98 <= ratio <= 1.02 else f"{ratio:.2f} times as fast"
+    return f"{speed} as over {_peer(document, ours)['label']}"
 
 
-def _times(document: Document, ours: Mapping[str, Any]) -> str:
+def _speed_note(document: Document, ours: Mapping[str, Any]) -> str:
     peer = _peer(document, ours)
     tail, name = ("comm_p99_s", "99th percentile")
     if peer[tail] is None or ours[tail] is None:
         tail, name = "comm_max_s", "longest"
-    ratio = ours["speed_over"][ours["peer"]]
     return (
-        f"Over {ours['label']} the model trains {_faster(ratio)} as over {peer['label']} while the "
-        "network bursts: "
+        f"Over {ours['label']} the model trains {_faster(document, ours)}: "
         f"a step's gradients take {milliseconds(ours['comm_median_s'])} and "
         f"{milliseconds(peer['comm_median_s'])} (median; {name} {milliseconds(ours[tail])} and "
-        f"{milliseconds(peer[tail])})."
-    )
-
-
-def _faster(ratio: float) -> str:
-    if 0.98 <= ratio <= 1.02:
-        return "as fast"
-    return f"{ratio:.2f} times as fast"
-
-
-def _losses(peer: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    return (
-        f"After {ours['steps']} steps the held-out loss is {number(ours['final_loss'])} "
-        f"against {number(peer['final_loss'])}, with {share(ours['delivered'])} of the gradients "
-        "delivered."
+        f"{milliseconds(peer[tail])}), and {share(ours['delivered'])} of them are delivered."
     )
 
 
@@ -149,6 +143,8 @@ def notes(document: Document) -> list[str]:
     if not document["contestants"]:
         return []
     lines = []
+    if document["mode"] != "loopback" and _few_steps(document) is None:
+        lines += [_speed_note(document, entry) for entry in _compared(document)]
     if document["mode"] == "loopback":
         scenario = document["scenario"]
         lines.append(
