@@ -494,10 +494,10 @@ def test_contestants_are_tables(tmp_path: Path) -> None:
 def test_a_grid_is_all_its_points(tmp_path: Path) -> None:
     cells = read(tmp_path, GOOD + GRID).cells
     assert [cell.name for cell in cells] == [
-        "rate 0.5, small",
-        "rate 0.5, work.bytes=800, contestants.0.bound=0.2",
-        "rate 0.9, small",
-        "rate 0.9, work.bytes=800, contestants.0.bound=0.2",
+        "loss 50 %, small",
+        "loss 50 %, work.bytes=800, contestants.0.bound=0.2",
+        "loss 90 %, small",
+        "loss 90 %, work.bytes=800, contestants.0.bound=0.2",
     ]
     assert [cell.scenario.loss.rate for cell in cells] == [0.5, 0.5, 0.9, 0.9]
     assert [cell.scenario.work.bytes for cell in cells] == [400, 800, 400, 800]
@@ -780,7 +780,7 @@ def test_the_example_of_the_documentation_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(example)
     assert len(load(path).cells) == 4
-    assert [cell.name for cell in load(path, quick=True).cells] == ["rate 0.01"]
+    assert [cell.name for cell in load(path, quick=True).cells] == ["loss 1 %"]
 
 
 def test_the_reproduction_page_has_every_scenario_and_mark() -> None:

@@ -75,8 +75,7 @@ def _point(name: str, value: Any, where: str) -> tuple[str, dict[str, Any]]:
     named after. A table on an axis that is no key sets the keys in it, and they are the label.
     """
     if not isinstance(value, dict):
-        short = name.rpartition(".")[2]
-        return f"{short} {value:g}" if _is_number(value) else str(value), {name: value}
+        return _label(name, value), {name: value}
     changes = dict(value)
     if LABEL in changes:
         label = changes.pop(LABEL)
@@ -87,6 +86,15 @@ def _point(name: str, value: Any, where: str) -> tuple[str, dict[str, Any]]:
     if name.partition(".")[0] in {field.name for field in dataclasses.fields(Scenario)}:
         return f"{name.rpartition('.')[2]} {label}", {name: changes}
     return label, changes
+
+
+def _label(name: str, value: Any) -> str:
+    """Return what a value of a dotted key is called."""
+    if not _is_number(value):
+        return str(value)
+    if name == "loss.rate":
+        return f"loss {100 * value:g} %"
+    return f"{name.rpartition('.')[2]} {value:g}"
 
 
 def _is_number(value: object) -> bool:
