@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import json
 import math
 import os
@@ -11,8 +12,9 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import matplotlib
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from gradwire.policies.plot import Calibration
 from gradwire_lab.command import app
 from gradwire_lab.network.bursts import BurstRecord
 from gradwire_lab.report.command import app as report
+from gradwire_lab.report.drawing import STYLE, figure_of, logarithmic
 from gradwire_lab.report.maps import grid_values, sheets
 from gradwire_lab.report.markdown import as_markdown
 from gradwire_lab.report.page import render
@@ -640,6 +643,27 @@ def test_the_page_of_a_map_tells_why_nothing_was_measured(tmp_path: Path) -> Non
         journal.add(record(experiment.cells[0], 0, CellRun(0.0, error="rank 1 died")))
         found = document(outcome_of(experiment, journal), "c")
     assert "rank 1 died" in render(found)
+
+
+@pytest.mark.parametrize(("low", "high"), [(24, 230), (3, 31), (1, 900), (0.5, 30_000)])
+@pytest.mark.parametrize("which", ["x", "y"])
+def test_labels_of_a_logarithmic_axis_are_round_and_have_room(
+    low: float, high: float, which: Literal["x", "y"]
+) -> None:
+    with matplotlib.rc_context(STYLE):
+        figure, axes = figure_of(4.9, 3.4)
+        axes.plot([low, high], [low, high])
+        logarithmic(axes, which)
+        figure.draw_without_rendering()
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        labels = axis.get_ticklabels(which="both")
+        shown = [float(label.get_text()) for label in labels if label.get_text()]
+        boxes = [label.get_window_extent() for label in labels if label.get_text()]
+    assert len(shown) >= 3
+    assert {f"{each:e}"[0] for each in shown} <= set("1235")
+    assert {f"{each:e}"[1:8] for each in shown} == {".000000"}
+    edges = [(box.x0, box.x1) if which == "x" else (box.y0, box.y1) for box in boxes]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(sorted(edges)))
 
 
 def test_a_map_has_a_line_of_panels_for_each_label_of_a_third_axis(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,13 +13,16 @@ import matplotlib
 matplotlib.use("svg")
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import Locator, NullLocator
 
 __all__ = [
     "BURST",
     "IDEAL",
     "STYLE",
+    "RoundNumbers",
     "cumulate",
     "figure_of",
     "legend",
@@ -88,14 +93,38 @@ def cumulate(axes: Axes, seconds: Sequence[float], colour: str) -> None:
     axes.set_ylim(0, 102)
 
 
+class RoundNumbers(Locator):
+    """Ticks of a logarithmic axis stand at round numbers, as many as their labels have room for."""
+
+    _STEPS = ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+
+    def __call__(self) -> list[float]:
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        """Return the ticks between two positive numbers."""
+        assert isinstance(self.axis, Axis)
+        low, high = math.log10(vmin), math.log10(vmax)
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        for steps in self._STEPS:
+            gaps = [math.log10(b / a) for a, b in itertools.pairwise([*steps, 10])]
+            if min(gaps) * self.axis.get_tick_space() >= high - low:
+                break
+        ticks = [step * 10.0**power for power in powers for step in steps]
+        return [tick for tick in ticks if vmin <= tick <= vmax]
+
+
 def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
     """Let one of the axes be logarithmic, with plain numbers."""
     if which == "x":
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plain)
     else:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(plain)
+    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(RoundNumbers())
+    axis.set_major_formatter(plain)
+    axis.set_minor_locator(NullLocator())
 
 
 def figure_of(width: float, height: float) -> tuple[Figure, Axes]:

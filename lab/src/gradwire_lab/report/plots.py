@@ -69,15 +69,16 @@ def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[
     if not cell["contestants"]:
         return [], []
     with matplotlib.rc_context(STYLE):
-        narrow = [distribution(cell, palette)]
-        if any(track["losses"] for entry in cell["contestants"] for track in entry["tracks"]):
-            narrow += [learning(cell, palette, over) for over in ("seconds", "step")]
-        return [time_line(cell, palette)], narrow
+        wide = [time_line(cell, palette)]
+        if not any(track["losses"] for entry in cell["contestants"] for track in entry["tracks"]):
+            return [*wide, distribution(cell, palette, 9.6)], []
+        learnt = [learning(cell, palette, over) for over in ("seconds", "step")]
+        return wide, [distribution(cell, palette), *learnt]
 
 
-def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
-    """Draw what share of samples took no longer than a time."""
-    figure, axes = figure_of(4.9, 3.4)
+def distribution(cell: Cell, palette: Mapping[str, str], width: float = 4.9) -> str:
+    """Draw what share of samples took no longer than a time, on so many inches."""
+    figure, axes = figure_of(width, 3.4)
     for entry in cell["contestants"]:
         colour = palette[entry["name"]]
         cumulate(axes, [each for track in entry["tracks"] for each in track["seconds"]], colour)
