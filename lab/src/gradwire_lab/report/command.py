@@ -16,7 +16,7 @@ from rich.text import Text
 
 from gradwire_lab.report.compare import COLUMNS, compare
 from gradwire_lab.report.markdown import as_markdown
-from gradwire_lab.report.words import dates, mark_rows
+from gradwire_lab.report.words import dates, filled, mark_rows
 
 __all__ = ["app"]
 
@@ -144,11 +144,13 @@ def _page(document: dict[str, Any]) -> str:
 def _comparison(documents: dict[str, dict[str, Any]]) -> str:
     from gradwire_lab.report.template import fill
 
+    found = compare(documents)
+    columns, rows = filled(COLUMNS, [[str(row[name]) for name in COLUMNS] for row in found])
     return fill(
         Path(__file__).with_name("compare.html.j2"),
         title="Runs side by side",
-        columns=COLUMNS,
-        rows=[list(row.values()) for row in compare(documents)],
+        columns=columns,
+        rows=rows,
         marks=[
             (folder, *row) for folder, document in documents.items() for row in mark_rows(document)
         ],
