@@ -7,7 +7,11 @@ from dataclasses import asdict
 
 import pytest
 
+from gradwire import _engine
 from gradwire_lab.contest.measure import (
+    CONVENTION,
+    GRADWIRE_PAYLOAD,
+    TCP_PAYLOAD,
     all_reduce_payload,
     environment,
     header_ideal,
@@ -18,6 +22,7 @@ from gradwire_lab.contest.measure import (
     summarize,
 )
 from gradwire_lab.network import NETWORK_A, NETWORK_B
+from gradwire_lab.network.presets import MAX_FRAME
 
 
 def test_the_header_ideal_is_that_of_the_busiest_port() -> None:
@@ -27,6 +32,15 @@ def test_the_header_ideal_is_that_of_the_busiest_port() -> None:
     assert header_ideal(all_reduce_payload(2_000_000, 4), NETWORK_B.rate) == pytest.approx(
         0.12687, rel=1e-4
     )
+
+
+def test_the_least_ratios_are_those_of_real_frames() -> None:
+    packet = MAX_FRAME - 14 - 20  # without the headers of Ethernet and IPv4
+    assert packet - 8 - _engine.HEADER_BYTES == GRADWIRE_PAYLOAD
+    assert packet - 20 - 12 == TCP_PAYLOAD
+    frame = MAX_FRAME * 8 / NETWORK_A.rate
+    for carried in (GRADWIRE_PAYLOAD, TCP_PAYLOAD):
+        assert f"{frame / header_ideal(carried, NETWORK_A.rate):.3f}" in CONVENTION
 
 
 def test_percentiles_are_values_that_occurred() -> None:

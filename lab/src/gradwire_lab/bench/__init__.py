@@ -23,6 +23,7 @@ from gradwire_lab.bench.start import NETWORKS as STARTS
 from gradwire_lab.bench.start import run_start
 from gradwire_lab.bench.transport_command import transport
 from gradwire_lab.bench.wires import wires
+from gradwire_lab.contest.measure import CONVENTION
 from gradwire_lab.study.command import accuracy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -272,7 +273,7 @@ def _print(result: dict[str, object]) -> None:
         title=f"{result['case']}, network {preset['name']}, {result['hosts']} hosts, "
         f"{result['bytes'] / 1e6:g} MB, header ideal {result['ideal_seconds'] * 1e3:.1f} ms",
         caption=f"times over the header ideal; packets lost at the ports in all: "
-        f"{result['packets_lost_at_ports']}\n{env}",
+        f"{result['packets_lost_at_ports']}\n{CONVENTION}\n{env}",
     )
     for column in ("contestant", "rounds", "median", "p90", "p99", "max", "sent again"):
         table.add_column(column, justify="left" if column == "contestant" else "right")

@@ -19,11 +19,11 @@ import numpy as np
 from gradwire.core.errors import GradwireError
 from gradwire.sim.fabric import Fabric, Link
 from gradwire.transport.native import load_engine
+from gradwire_lab.contest.measure import header_ideal
+from gradwire_lab.network.presets import MAX_FRAME
 
 GIGABIT = 125e6
 """Bytes per second."""
-WIRE, PAYLOAD = 1514, 1432
-"""Bytes of a packet on the wire, and of its payload, by which the header ideal counts."""
 HOST_QUEUE = 4 << 20
 """Bytes that wait in a host whose uplink is busy."""
 WARM_UP = 0.3
@@ -74,7 +74,7 @@ class Cell:
         """Seconds that the narrowest port is busy with an op's bytes and headers."""
         over_port = self.ranks / self.servers if self.servers else 2 * (self.ranks - 1) / self.ranks
         rate = self.rate or min(each.rate for each in (self.link, self.far or self.link))
-        return 4 * self.elements * over_port / rate * WIRE / PAYLOAD
+        return header_ideal(4 * self.elements * over_port, 8 * rate)
 
     def fabric(self, seed: int) -> Fabric:
         """Makes the network; hosts and timers are late, and a send call takes time."""
@@ -201,7 +201,7 @@ def grid(
     """Yield racks: rates in Gbit/s, ranks, uplinks as fast as the ports and ten times, queues."""
     for rate in (each * GIGABIT for each in rates):
         for count in ranks:
-            least = int(max(16 << 10, 100e-6 * rate, 2 * WIRE * (count - 1)))
+            least = int(max(16 << 10, 100e-6 * rate, 2 * MAX_FRAME * (count - 1)))
             queues = [least, 2 * least, int(1e-3 * rate), int(4e-3 * rate)]
             for uplink in (1, 10):
                 for queue in sorted({size for size in queues if size >= least}):

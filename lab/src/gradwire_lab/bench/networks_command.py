@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.networks import GROUPS, run_networks
+from gradwire_lab.contest.measure import CONVENTION
 
 _CAPTION = (
     "first, time and worst: of the first op, and the median and the longest of later ones, over "
     "the header ideal; own drops: of the engine's packets, by queues and policers; sent: bytes "
-    "over those of the ops; ACKs: for a datagram received"
+    f"over those of the ops; ACKs: for a datagram received\n{CONVENTION}"
 )
 
 

@@ -14,7 +14,21 @@ from typing import Any
 from gradwire_lab.network.presets import MAX_FRAME
 
 FRAME_PAYLOAD = 1432
-"""Bytes of gradient that a full frame carries in the header ideal."""
+"""Bytes of gradient that a full frame carries in the header ideal. The figure is a convention, by
+which all ratios compare; real frames carry a little more, so a ratio can fall below 1."""
+
+GRADWIRE_PAYLOAD = 1444
+"""Bytes of gradient that a full frame of gradwire carries."""
+
+TCP_PAYLOAD = 1448
+"""Bytes that a full frame of TCP carries beside its timestamps."""
+
+CONVENTION = (
+    f"the header ideal counts {FRAME_PAYLOAD:,} bytes a frame; gradwire's carry "
+    f"{GRADWIRE_PAYLOAD:,} and TCP's {TCP_PAYLOAD:,}, so the least ratios of exact sums are "
+    f"{FRAME_PAYLOAD / GRADWIRE_PAYLOAD:.3f} and {FRAME_PAYLOAD / TCP_PAYLOAD:.3f}"
+)
+"""What stands wherever ratios over the header ideal are printed."""
 
 TAIL_ROUNDS = 1000
 """A 99th percentile of fewer rounds is not given."""
@@ -40,6 +54,8 @@ def push_payload(size: int, workers: int) -> float:
 
 def header_ideal(payload: float, rate: float) -> float:
     """Return the seconds that the busiest port needs for the payload and its headers alone.
+
+    Frames carry :data:`FRAME_PAYLOAD` bytes, whatever sends them.
 
     Args:
         payload: bytes per direction on the busiest port.
