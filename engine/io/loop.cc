@@ -73,7 +73,8 @@ struct Loop::Impl {
   bool take_commands();
   bool receive_batch();
   bool send_trains();
-  bool send_held();
+  bool send(HeldTrain& rest);
+  bool send_held(HeldTrain& held);
   void hand_on_events();
   void learn_limit(uint16_t peer, uint32_t too_long);
   void refused(const Train& long_train);
@@ -115,6 +116,7 @@ struct Loop::Impl {
   Drop drop;
   Train train;
   HeldTrain held;
+  HeldTrain held_urgent;  // goes first
   Event event;
   Snapshot counted;
   bool closing = false;
@@ -385,12 +387,13 @@ bool Loop::Impl::take_commands() {
 
 // Sleeps until there is something to do; true when there is something to receive.
 bool Loop::Impl::wait_for_work() {
-  poller.want_writable(held.held());
+  const bool full = held.held() || held_urgent.held();
+  poller.want_writable(full);
   const Nanos deadline = std::min(endpoint->next_timer(), give_up_at);
   Nanos timeout = kNever;
   if (deadline != kNever) timeout = std::max<Nanos>(deadline - monotonic_now(), 0);
   // A pacing timer stays due while the socket takes nothing, so the wait has a minimum.
-  if (held.held()) timeout = std::max(timeout, kHeldWait);
+  if (full) timeout = std::max(timeout, kHeldWait);
   ++counted.wakeups;
   return poller.wait(timeout).readable;
 }
@@ -429,7 +432,20 @@ bool Loop::Impl::receive_batch() {
   return messages.size() == Socket::kBatch;
 }
 
-bool Loop::Impl::send_held() {
+// Sends the train that has been written; false when the socket is full, and `rest` keeps what is
+// left.
+bool Loop::Impl::send(HeldTrain& rest) {
+  const uint64_t before = socket.counters().too_long;
+  const uint32_t taken = socket.send(addresses[train.destination], train, 0);
+  if (socket.counters().too_long != before) refused(train);
+  if (taken == train.count) return true;
+  rest.hold(train, taken);
+  return false;
+}
+
+// Sends what is left of a train; false when the socket still is full.
+bool Loop::Impl::send_held(HeldTrain& held) {
+  if (!held.held()) return true;
   const uint64_t before = socket.counters().too_long;
   held.first = socket.send(addresses[held.train().destination], held.train(), held.first);
   if (socket.counters().too_long != before) refused(held.train());
@@ -438,18 +454,18 @@ bool Loop::Impl::send_held() {
   return true;
 }
 
-// Sends a turn's trains; true when something was sent, since there may be more.
+// Sends a turn's trains; true when something was sent, since there may be more. Once the socket is
+// full nothing is sent in this turn.
 bool Loop::Impl::send_trains() {
-  if (held.held() && !send_held()) return false;
+  if (!send_held(held_urgent)) return false;
+  // The kernel takes a message of any length while its buffer has any room, so a train that waits
+  // would fill it again, and leave none for what is urgent.
+  while (held.held() && endpoint->transmit(monotonic_now(), train, true))
+    if (!send(held_urgent)) return false;
+  if (!send_held(held)) return false;
   for (int i = 0; i < kTrainsPerTurn; ++i) {
     if (!endpoint->transmit(monotonic_now(), train)) return i > 0;
-    const uint64_t before = socket.counters().too_long;
-    const uint32_t taken = socket.send(addresses[train.destination], train, 0);
-    if (socket.counters().too_long != before) refused(train);
-    if (taken < train.count) {
-      held.hold(train, taken);
-      return false;  // nothing is sent before the socket is writable
-    }
+    if (!send(held)) return false;
   }
   return true;
 }

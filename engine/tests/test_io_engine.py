@@ -610,6 +610,40 @@ def test_an_engine_starts_although_its_socket_never_is_empty(tmp_path: Path) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True] True\n", "")
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler for a socket of our own")
+def test_acks_do_not_wait_for_a_train_that_waits_for_the_socket(tmp_path: Path) -> None:
+    """Trains find the send buffer full for a while, and what is sent alone does not."""
+    source, full = tmp_path / "full.c", tmp_path / "full.so"
+    source.write_text("""
+    #include <errno.h>
+    #include <sys/socket.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    volatile int buffer_is_full;
+    ssize_t sendmsg(int fd, const struct msghdr* message, int flags) {
+      if (!buffer_is_full) return syscall(SYS_sendmsg, fd, message, flags);
+      errno = EAGAIN;
+      return -1;
+    }
+    """)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", full, source], check=True)
+    done = run_python(PAIR + """
+    import ctypes
+    full = ctypes.c_int.in_dll(ctypes.CDLL(None), "buffer_is_full")
+    full.value = 1
+    data = [np.ones(10**6, np.float32) for _ in pair]
+    pair[0].all_reduce(op=0, step=0, plan=plan, data=data[0])
+    while not pair[0].counters()["send_blocked"]: pass
+    pair[1].all_reduce(op=0, step=0, plan=plan, data=data[1])  # its OPEN wants an ACK
+    until = time.monotonic() + 5
+    while not pair[0].counters()["acks_sent"] and time.monotonic() < until: pass
+    print(pair[0].counters()["acks_sent"] > 0)
+    full.value = 0
+    print([e.next_completion(10 * 10**9).ok for e in pair])
+    """, LD_PRELOAD=str(full))  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n[True, True]\n", "")
+
+
 def test_ctrl_c_is_heard_while_waiting() -> None:
     done = run_python(PAIR + """
     signal.setitimer(signal.ITIMER_REAL, 0.3)

@@ -191,8 +191,8 @@ void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos
 void Endpoint::flush(Nanos now) {
   impl_->flush(now);
 }
-bool Endpoint::transmit(Nanos now, Train& train) {
-  return impl_->transmit(now, train);
+bool Endpoint::transmit(Nanos now, Train& train, bool urgent) {
+  return impl_->transmit(now, train, urgent);
 }
 Nanos Endpoint::next_timer() const {
   return impl_->next_timer();

@@ -235,7 +235,9 @@ class Endpoint {
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                uint8_t ecn = 0);
   void flush(Nanos now);
-  bool transmit(Nanos now, Train& train);
+  // Writes the next train; false when nothing is to be sent now. `urgent`: only ACKs, pings and
+  // what ends the job, which the driver sends before a train that waits for the socket.
+  bool transmit(Nanos now, Train& train, bool urgent = false);
   Nanos next_timer() const;
   void on_timer(Nanos now);
   // Sets the longest datagram that the route to a peer carries, as the driver has found.

@@ -210,8 +210,8 @@ struct Endpoint::Impl {
   Nanos next_check(Path& path) const;
 
   // transmit.cc
-  bool transmit(Nanos now, Train& train);
-  bool transmit_next(Nanos now, Train& train);
+  bool transmit(Nanos now, Train& train, bool urgent);
+  bool transmit_next(Nanos now, Train& train, bool urgent);
   void write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train);
   void write_ack(Path& path, Nanos now, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);

@@ -40,10 +40,10 @@ void write_error(const EndpointConfig& config, const Failure& failure, uint16_t 
   end_control(train, bytes, config.dscp);
 }
 
-bool Endpoint::Impl::transmit(Nanos now, Train& train) {
+bool Endpoint::Impl::transmit(Nanos now, Train& train, bool urgent) {
   due.clock = now;
   train.whole = false;
-  if (!transmit_next(now, train)) return false;
+  if (!transmit_next(now, train, urgent)) return false;
   Path& path = *paths[train.destination];
   touch(path);
   if (train.segment_bytes > path.limit.bytes() && !train.whole && path.life.connected)
@@ -51,13 +51,13 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   return true;
 }
 
-bool Endpoint::Impl::transmit_next(Nanos now, Train& train) {
+bool Endpoint::Impl::transmit_next(Nanos now, Train& train, bool urgent) {
   settle();
   for (size_t i = 0; (i = due.sends.due(now, i)) != Agenda::kNone; ++i) {
     touch(*paths[i]);
     if (transmit_unreliable(*paths[i], now, train)) return true;
   }
-  if (failure) return false;
+  if (failure || urgent) return false;
   end_passes();
   repeat(now);
   settle();
