@@ -255,6 +255,14 @@ BREAKS = (
     ),
     Break(
         6,
+        "who said goodbye is missed",
+        PROTO + "endpoint/liveness.cc",
+        "if (p && p->life.connected && (!p->farewell.gone || waits_for(p->peer)))",
+        "if (p && p->life.connected)",
+        SIM + "faults.py",
+    ),
+    Break(
+        6,
         "what went away with a peer is waited for",
         PROTO + "endpoint/receive.cc",
         "if (!op) continue;",

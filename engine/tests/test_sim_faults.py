@@ -101,6 +101,23 @@ def test_all_that_fall_silent_together_are_named() -> None:
         assert "rank 3, rank 4" in done.error
 
 
+@pytest.mark.parametrize("servers", [0, 1])
+def test_who_said_goodbye_is_not_missed_beside_the_dead(servers: int) -> None:
+    """A peer that left in order is silent as well, but says nothing about the others' network."""
+    fabric = Fabric(3, servers=servers, peer_timeout=TIMEOUT, ping_interval=0.2)
+    fabric.all_reduce(0, plan(1000), gradients(3, 1000))
+    fabric.run()
+    must_be_ok(fabric)
+    gone = (0, 1) if servers else (1,)
+    for rank in gone:
+        fabric.close(rank)
+    fabric.run(fabric.now + 1.0, until_done=False)
+    for host in (*gone, 2):
+        fabric.kill(host)
+    fabric.run(fabric.now + 3 * TIMEOUT, until_done=False)
+    assert "has heard nothing of rank 2" in fabric.failure(3 if servers else 0)
+
+
 @pytest.mark.parametrize("elements", [10, MEGA])
 @pytest.mark.parametrize("absent", [0, 2])
 def test_a_rank_that_has_not_begun_is_named_at_the_time_out(elements: int, absent: int) -> None:

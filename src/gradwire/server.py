@@ -240,7 +240,7 @@ def _check(opened: OpenEngine, workers: int, index: int) -> None:
         return
     who = f"server {index}"
     text = failure.text if failure.text.startswith(who) else f"{who}: {failure.text}"
-    if failure.cause == "silence" and failure.rank in (workers + index, -1):
+    if failure.cause == "silence" and failure.rank == workers + index:
         text += "; or all workers were killed"  # which looks the same from here
     raise TransferError(text, rank=failure.rank, cause=failure.cause)
 

@@ -134,7 +134,8 @@ struct Endpoint::Impl {
   // liveness.cc
   void check_life(const std::vector<Path*>& checked, Nanos now);
   void check_silence(Nanos now);
-  Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
+  Failure silence_of(const std::vector<const Path*>& silent, size_t peers, bool all,
+                     Nanos now) const;
   std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
   void check_deadlines(Nanos now);
   std::string missing_of(const Op& op, int32_t& rank, Nanos now) const;

@@ -33,25 +33,31 @@ void Endpoint::Impl::check_life(const std::vector<Path*>& checked, Nanos now) {
 }
 
 void Endpoint::Impl::check_silence(Nanos now) {
+  // The peers that have to speak. One that said goodbye, and owes nothing, may be silent.
   std::vector<const Path*> silent;
-  size_t peers = 0;
-  for (auto& p : paths) {
-    if (!p || !p->life.connected) continue;
-    ++peers;
-    if (!p->farewell.gone || waits_for(p->peer)) silent.push_back(p.get());
-  }
+  for (auto& p : paths)
+    if (p && p->life.connected && (!p->farewell.gone || waits_for(p->peer)))
+      silent.push_back(p.get());
   if (failure || silent.empty()) return;
   const Nanos last = longest_silent(silent);
   if (now - last <= config.peer_timeout) return;
   // The peers that died in one moment need not have sent their last packets at the same time.
   const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
+  // Peers that fall silent within this time have one common reason.
+  const Nanos together = std::min(kSecond, config.peer_timeout / 2);
+  const size_t peers = silent.size();
+  const bool all = std::ranges::all_of(silent, [&](const Path* path) {
+    return now - path->life.last_heard > config.peer_timeout - together;
+  });
   std::erase_if(silent, [=](const Path* path) { return path->life.last_heard > last + moment; });
-  fail(silence_of(std::move(silent), peers, now), now);
+  fail(silence_of(silent, peers, all, now), now);
 }
 
-// The failure that names the silent peers. If all of several peers are silent, this host or its
-// switch is cut off. With a single peer either side may be the cause, so no rank is named.
-Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const {
+// The failure that names the silent ones of the peers that have to speak. If all of several are
+// silent, this host or its switch is cut off. With a single one either side may be the cause, so no
+// rank is named.
+Failure Endpoint::Impl::silence_of(const std::vector<const Path*>& silent, size_t peers, bool all,
+                                   Nanos now) const {
   const Path& first = *silent.front();
   const Nanos silence = now - longest_silent(silent);
   std::string step;
@@ -64,12 +70,7 @@ Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers
                 " still needs results of it",
             first.peer, Cause::left};
   }
-  // Peers that fall silent within this time have one common reason.
-  const Nanos together = std::min(kSecond, config.peer_timeout / 2);
-  const auto quiet = static_cast<size_t>(std::ranges::count_if(paths, [&](const auto& p) {
-    return p && p->life.connected && now - p->life.last_heard > config.peer_timeout - together;
-  }));
-  if (peers > 1 && quiet == peers)
+  if (peers > 1 && all)
     return {step + name(config.endpoint) + " hears none of its " + std::to_string(peers) +
                 " peers since " + seconds(silence) + setting_text +
                 ": its host, or the switch that it is at, is cut off",
