@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -136,3 +137,41 @@ def test_torch_is_not_left_half_way_through_a_pass(here: list[int], two: Ranks) 
 @pytest.mark.skipif(not RESETS, reason="needs a torch with reset_iter_state")
 def test_all_ranks_go_on_after_an_error_of_their_own_once_torch_is_reset(two: Ranks) -> None:
     two.run(loses_a_batch, here=[0, 1], resets=True)
+
+
+def on_another_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def is_used_meanwhile(rank: int, world: int) -> None:
+    """Other threads use optimizers and the model in the middle of each backward pass."""
+    net = wrapped("fully_shard", model(), reshard_after_forward=False)
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    nothing = torch.optim.SGD(net.parameters(), 0.0)
+    theirs = torch.optim.SGD(model().parameters(), 0.1)
+    attachment = gradwire.attach(net, "reliable")
+
+    def use(_: torch.Tensor) -> None:
+        for step in (theirs.step, nothing.step):
+            on_another_thread(step)
+        with torch.no_grad():
+            on_another_thread(lambda: net[2](torch.zeros(1, net[2].in_features)))
+
+    def watch(module: nn.Module, given: Any, out: torch.Tensor) -> None:
+        out.register_hook(use)
+
+    net[0].register_forward_hook(watch)  # the other layers are reduced before
+    for step in range(3):
+        ours.zero_grad()
+        loss_of(net, rank, step).backward()
+        ours.step()
+    assert attachment.step == 3
+    assert attachment.report().buckets == 3
+    attachment.detach()
+
+
+@pytest.mark.skipif("fully_shard" not in WRAPPERS, reason="needs torch 2.9")
+def test_what_other_threads_do_in_a_backward_pass_changes_nothing(two: Ranks) -> None:
+    two.run(is_used_meanwhile)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.errors import ConfigError
 from gradwire.core.names import named_parameters, some_of
 from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
@@ -208,11 +208,8 @@ class Connection:
 
     def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises what has stopped the pipeline where an optimizer steps with its gradients."""
-        try:
+        if self._holds(optimizer):
             self.check()
-        except GradwireError:
-            if self._holds(optimizer):
-                raise
 
     def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Returns whether an optimizer steps parameters of the module."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -49,6 +50,7 @@ class Passes:
     ) -> None:
         self._forward, self._begins, self._ends = forward, begins, ends
         self._seen = -1  # autograd's number of the pass whose end is awaited; -1 for none
+        self._running: Callable[[], object] = lambda: None  # what this pass holds until it is over
         self._states = states_of(model)
         self._undo: list[Callable[[], None]] = []
         for state, modules in self._states:
@@ -97,9 +99,13 @@ class Passes:
             state: torch's own object for a module to ask; None for those of all modules.
         """
         asked = [each for each, _ in self._states] if state is None else [state]
-        return _present() == -1 and any(
+        return not self._runs() and any(
             getattr(each._state_ctx, "post_backward_final_callback_queued", False) for each in asked
         )
+
+    def _runs(self) -> bool:
+        """Returns whether a backward pass runs now, on this thread or, of the model, on another."""
+        return _present() != -1 or self._running() is not None
 
     def _watch(self, state: Any, modules: list[torch.nn.Module]) -> None:
         """Has torch's object for some modules say what happens to them.
@@ -121,8 +127,8 @@ class Passes:
             return before(*args)
 
         def queues() -> None:
+            self._notice()  # before torch says so to other threads
             queue()
-            self._notice()
 
         state._pre_forward = torch.compiler.disable(pre_forward)  # type: ignore[no-untyped-call]
         state._register_root_post_backward_final_callback = queues
@@ -130,10 +136,10 @@ class Passes:
             self._undo.append(functools.partial(delattr, state, name))
 
     def _enter(self, state: Any) -> None:
-        if _present() == -1:
-            self._seen = -1  # an earlier pass may have been given up
-        else:
+        if _present() != -1:
             self._notice()
+        elif not self._runs():
+            self._seen = -1  # an earlier pass may have been given up
         self._forward(state)
 
     def _notice(self) -> bool:
@@ -148,12 +154,25 @@ class Passes:
         if present != self._seen and not inside:  # an earlier one may have been given up
             self._seen = present
             self._begins()
-            # torch's own callbacks reduce, too: those of several roots may come after the first.
-            _after_backward(lambda: _after_backward(self._end))
+            self._await_end()
         return True
+
+    def _await_end(self) -> None:
+        """Has the end of the pass that runs now noted.
+
+        autograd lets go of a pass's functions when the pass is over, also by an exception.
+        """
+
+        def end() -> None:
+            # torch's own callbacks reduce, too: those of several roots may come after the first.
+            _after_backward(self._end)
+
+        self._running = weakref.ref(end)
+        _after_backward(end)
 
     def _end(self) -> None:
         self._seen = -1
+        self._running = lambda: None
         self._ends()
 
 
