@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -989,6 +990,59 @@ def test_adapters_of_one_size_that_take_turns_keep_their_own_residuals(
     two: Ranks, replicated: bool
 ) -> None:
     two.run(swapped, replicated=replicated)
+
+
+def one_sided(rank: int, world: int, case: str) -> dict[str, Any]:
+    """Rank 1 alone freezes, trains or synchronises other parameters from the third step on."""
+    net, options = Heads() if "unused" in case else model(), {}
+    mesh = mesh_of(world)
+    if "replicas" in case:
+        both = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))
+        mesh, options["replicas"] = both["shard"], both["replicate"]
+    layer = net.second if "unused" in case else net[0]
+    layer.requires_grad_("thaw" not in case)
+    for each in net.children():
+        if any(True for _ in each.parameters()):
+            fully_shard(each, mesh=mesh, reshard_after_forward=False)
+    fully_shard(net, mesh=mesh, reshard_after_forward=False)
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    attachment = gradwire.attach(net, "reliable", optimizer=ours, **options)
+
+    def step(number: int) -> None:
+        net.zero_grad()
+        given = ("body first",) if "unused" in case else ()
+        net(batch(rank, number), *given).square().mean().backward()
+        ours.step()
+
+    step(0)
+    step(1)
+    if rank == 1 and "sync" in case:
+        layer.set_requires_gradient_sync(False)
+    elif rank == 1:
+        layer.requires_grad_("thaw" in case)
+    held: list[Any] = ours.param_groups[0]["params"]
+    before = [each.to_local().clone() for each in held]
+    start = time.monotonic()
+    with pytest.raises(gradwire.TransferError) as error:
+        step(2)
+    with pytest.raises(gradwire.GradwireError, match="stopped"):
+        ours.step()
+    assert time.monotonic() - start < 10.0
+    assert all(map(torch.equal, before, [each.to_local() for each in held]))
+    attachment.detach()
+    return {**vars(error.value), "text": str(error.value)}
+
+
+@pytest.mark.parametrize(
+    "case", ["freeze", "freeze unused", "freeze replicas", "thaw", "thaw replicas", "sync"]
+)
+def test_what_trains_on_some_ranks_only_stops_all_before_any_steps(two: Ranks, case: str) -> None:
+    first, second = two.run(one_sided, case=case)
+    assert first == second
+    odd = 0 if "thaw" in case else 1
+    assert (first["cause"], first["rank"], first["step"]) == ("plan", odd, 2)
+    name = "second" if "unused" in case else "0"
+    assert f"rank {odd} does not train '{name}.weight', '{name}.bias'" in first["text"]
 
 
 TRAINED = ("4", "2 4", "0 2 3 4", "0 3", "2 4")

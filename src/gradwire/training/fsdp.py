@@ -15,8 +15,9 @@ import contextlib
 import functools
 import json
 import threading
+import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from gradwire.core.names import named_parameters, some_of
 from gradwire.policies import Policy
 from gradwire.training.bucket import ComparedLayout, Scatter
 from gradwire.training.connection import Connection, check_memory
-from gradwire.training.fsdp_difference import END, difference
+from gradwire.training.fsdp_difference import END, Reduced, difference
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
 from gradwire.training.fsdp_passes import Passes
 from gradwire.training.guard import floor_of
@@ -138,10 +139,13 @@ class FullySharded(Connection):
         self._next = 0  # the index of the next bucket of the step
         self._begun: list[tuple[ShardGroup, tuple[int, ...]]] = []  # the step's reductions
         self._ended = False  # whether no other one follows
+        self._due: tuple[tuple[int, ...], ...] = ()  # what the step has to reduce, by group
         self._explaining = threading.Lock()
         self._explained: TransferError | None = None
         self._results: list[torch.futures.Future[torch.Tensor]] = []
-        self._passes = Passes(model, self._check_module, self._begin, self._end)
+        self._passes = Passes(
+            model, self._check_module, self._begin, self._check_stopped, self._end
+        )
         for group in groups:
             reduce = functools.partial(self._after_backward, group, group.inner.post_backward)
             group.inner.post_backward = reduce
@@ -343,6 +347,7 @@ class FullySharded(Connection):
         """
         pipeline = self.pipeline
         self._passes.reduce(group.described)
+        changed = not self._next and self._note_due()
         if reads and pipeline.guards:
             raise self._cannot_wait(group, reads)
         bucket = GroupBucket(self._next, values, list(group.parameters(members)))
@@ -350,9 +355,12 @@ class FullySharded(Connection):
         self._begun.append((group, members))
         layout = self._layout(group, members)
         result = pipeline.reduce(bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT)
-        if reads:
+        # Where what is trained has changed, others may not know of it: torch's gathers, of which
+        # this rank then has other ones, come after all ranks have agreed.
+        waits = bool(reads) or (changed and not pipeline.guards)
+        if waits:
             pipeline.wait()
-        if reads or result.done():
+        if waits or result.done():
             self._await(result)  # raises what failed, and orders streams
         else:
             self._results.append(result)
@@ -371,7 +379,8 @@ class FullySharded(Connection):
         results, self._results = self._results, []
         pipeline = self.pipeline
         begun = {group for group, _ in self._begun}
-        if any(group not in begun and self._is_due(group) for group in self._groups):
+        due = zip(self._groups, self._due, strict=True)
+        if any(members and group not in begun for group, members in due):
             self._ended = True
             pipeline.confirm_end()
         results.append(pipeline.reduce(LastBucket(self._next, torch.empty(0), [])))
@@ -390,15 +399,34 @@ class FullySharded(Connection):
             raise
 
     def _is_due(self, group: ShardGroup) -> bool:
-        """Returns whether a pass that uses a group reduces it."""
-        return bool(group.trained) and bool(group.inner.reduce_grads)
+        """Returns whether a pass that uses a group, and trains any of it, reduces it."""
+        return bool(group.inner.reduce_grads)
+
+    def _note_due(self) -> bool:
+        """Notes the parameters that this step trains; returns whether they are others than before.
+
+        All plans of the step depend on them, so ranks that train others fail at its first bucket.
+        A rank that trains fewer would otherwise end the step without a word, and step.
+        """
+        before = self._due
+        self._due = tuple(group.trained if self._is_due(group) else () for group in self._groups)
+        return self._due != before
 
     # ------------------------------------------------------------------ ranks that differ
 
     def _open(self, *args: Any) -> GradientPipeline:
         pipeline = super()._open(*args)
         pipeline.explain = functools.partial(self._explain, pipeline)
+        pipeline.compared = lambda: (zlib.crc32(repr(self._due).encode()),)
         return pipeline
+
+    def _check_stopped(self) -> None:
+        """Raises what has stopped the pipeline in the midst of a backward pass.
+
+        torch's gathers would wait there for ranks that have stopped.
+        """
+        if self._pipeline is not None:
+            self._pipeline.check()
 
     def _explain(self, pipeline: GradientPipeline, error: BaseException) -> BaseException:
         """Returns the error about plans that differ because the ranks reduce other parameters.
@@ -410,16 +438,20 @@ class FullySharded(Connection):
             return error
         with self._explaining:  # several transfers fail at once
             if self._explained is None:
-                own = [
-                    (group.described, [group.names[index] for index in members])
-                    for group, members in self._begun
-                ]
-                text = json.dumps([*own, END] if self._ended else own)
+                own = self._named(self._begun)
+                due = self._named(zip(self._groups, self._due, strict=False))
+                text = json.dumps([due, [*own, END] if self._ended else own])
                 topic = f"reduced/{pipeline.number}/{pipeline.step}"
                 texts = pipeline.communicator.compare(topic, text, COMPARED_S)
-                reduced = {rank: json.loads(each) for rank, each in texts.items()}
-                self._explained = difference(pipeline.step, reduced) or error
+                known = {rank: json.loads(each) for rank, each in texts.items()}
+                trained = {rank: due for rank, (due, _) in known.items()}
+                reduced = {rank: begun for rank, (_, begun) in known.items()}
+                self._explained = difference(pipeline.step, trained, reduced) or error
             return self._explained
+
+    def _named(self, groups: Iterable[tuple[ShardGroup, tuple[int, ...]]]) -> list[Reduced]:
+        """Returns groups, each with some of its parameters, by their names."""
+        return [(each.described, [each.names[i] for i in members]) for each, members in groups]
 
 
 class Sharded(FullySharded):

@@ -22,13 +22,21 @@ END: Reduced = ("nothing more", ())
 """Stands, in the place of a reduction, for the end of a backward pass."""
 
 
-def difference(step: int, reduced: Mapping[int, Sequence[Reduced]]) -> TransferError | None:
+def difference(
+    step: int,
+    trained: Mapping[int, Sequence[Reduced]],
+    reduced: Mapping[int, Sequence[Reduced]],
+) -> TransferError | None:
     """Returns the error that names the first difference between ranks; None where there is none.
 
     Args:
         step: The step.
+        trained: The parameters that each rank trains in this step, by group, in the same order.
         reduced: The reductions that each rank has begun, in order; those that follow are not known.
     """
+    names = {rank: [n for _, each in groups for n in each] for rank, groups in trained.items()}
+    if one_sided := _lacking(names):
+        return _not_trained(step, *one_sided)
     for place in range(max(map(len, reduced.values()), default=0)):
         here = {rank: each[place] for rank, each in reduced.items() if len(each) > place}
         by_group: dict[str, list[int]] = {}
@@ -36,15 +44,38 @@ def difference(step: int, reduced: Mapping[int, Sequence[Reduced]]) -> TransferE
             by_group.setdefault(group, []).append(rank)
         if len(by_group) > 1:
             return _other_group(step, by_group)
-        names = {rank: list(each) for rank, (_, each) in here.items()}
-        fewest = min(names.values(), key=len)
-        known = dict.fromkeys(itertools.chain(*names.values()))
-        lacking = [name for name in known if name not in fewest]
-        if lacking:
-            have = [rank for rank, each in names.items() if lacking[0] in each]
-            lack = [rank for rank, each in names.items() if lacking[0] not in each]
-            return _other_parameters(step, next(iter(by_group)), lacking, have, lack)
+        if one_sided := _lacking({rank: list(each) for rank, (_, each) in here.items()}):
+            return _other_parameters(step, next(iter(by_group)), *one_sided)
     return None
+
+
+def _lacking(names: Mapping[int, list[str]]) -> tuple[list[str], list[int], list[int]] | None:
+    """Returns names that some ranks lack, the ranks that have them, and those that do not.
+
+    Args:
+        names: The names that each rank has, in an order that is the same on all ranks.
+    """
+    fewest: list[str] = min(names.values(), key=len, default=[])
+    few = set(fewest)
+    lacking = [name for name in dict.fromkeys(itertools.chain(*names.values())) if name not in few]
+    if not lacking:
+        return None
+    have = [rank for rank, each in names.items() if lacking[0] in each]
+    lack = [rank for rank in names if rank not in have]
+    return lacking, have, lack
+
+
+def _not_trained(step: int, lacking: list[str], have: list[int], lack: list[int]) -> TransferError:
+    one = len(lack) == 1
+    return TransferError(
+        f"step {step}: {ranks_as_text(lack)} {'does' if one else 'do'} not train "
+        f"{some_of(lacking)}, and {ranks_as_text(have)} do{'es' if len(have) == 1 else ''}: freeze "
+        "and unfreeze parameters (requires_grad), and set which passes synchronise "
+        "(set_requires_gradient_sync, set_requires_all_reduce), alike on all ranks",
+        rank=lack[0],
+        step=step,
+        cause="plan",
+    )
 
 
 def _other_group(step: int, by_group: Mapping[str, list[int]]) -> TransferError:

@@ -37,6 +37,7 @@ class Passes:
         forward: Called before a module under fully_shard computes its outputs, with torch's own
             object for the module.
         begins: Called when a backward pass is seen first.
+        reaches: Called before torch gathers the parameters of a module for a backward pass.
         ends: Called when this backward pass is over, those inside of it included, and torch has
             reduced all gradients.
     """
@@ -46,9 +47,11 @@ class Passes:
         model: torch.nn.Module,
         forward: Callable[[Any], None],
         begins: Callable[[], None],
+        reaches: Callable[[], None],
         ends: Callable[[], None],
     ) -> None:
         self._forward, self._begins, self._ends = forward, begins, ends
+        self._reaches = reaches
         self._seen = -1  # autograd's number of the pass whose end is awaited; -1 for none
         self._running: Callable[[], object] = lambda: None  # what this pass holds until it is over
         self._states = states_of(model)
@@ -129,6 +132,7 @@ class Passes:
         def queues() -> None:
             self._notice()  # before torch says so to other threads
             queue()
+            self._reaches()
 
         state._pre_forward = torch.compiler.disable(pre_forward)  # type: ignore[no-untyped-call]
         state._register_root_post_backward_final_callback = queues

@@ -117,6 +117,8 @@ class GradientPipeline:
         settings: See above.
         number: See above.
         when_stopped: Called once, on any thread, when a step has failed.
+        compared: Returns, as a step begins, numbers of which the plans of the step are part, so
+            that ranks that have others fail at its first bucket.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class GradientPipeline:
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
         self.when_stopped: Callable[[], None] = lambda: None
+        self.compared: Callable[[], tuple[int, ...]] = tuple
 
     # ------------------------------------------------------------------ what users set and read
 
@@ -599,6 +602,7 @@ class GradientPipeline:
                     started=started,
                     scaled=self._scaled,
                     flushes=flushes,
+                    compared=self.compared(),
                 )
                 self._awaited = collections.deque()
             step = self._running
@@ -715,7 +719,9 @@ class GradientPipeline:
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
-            seed=mix_seed(self.settings.seed, self.number, step.number, index, *tensors),
+            seed=mix_seed(
+                self.settings.seed, self.number, step.number, index, *tensors, *step.compared
+            ),
             chunk_elements=self.communicator.elements_per_chunk(encoding, datagram=self._datagram),
             bucket=index,
             encoding=encoding,

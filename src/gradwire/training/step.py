@@ -47,6 +47,7 @@ class Step:
         exposed: Time of the start of its last bucket's transfer.
         transfers: Its buckets.
         end: How it ends.
+        compared: Numbers that are the same on all ranks, or else their plans differ.
         agreed: Its summary, once the ballots are folded.
         layer_squares: Squared norms of the layers of this worker's fresh gradient.
     """
@@ -63,8 +64,10 @@ class Step:
         started: float,
         scaled: bool = False,
         flushes: bool = False,
+        compared: tuple[int, ...] = (),
     ) -> None:
         self.number = number
+        self.compared = compared
         self.phase = phase
         self.ballot = ballot
         self.exact = exact
