@@ -495,6 +495,54 @@ def test_a_socket_returns_in_time_though_empty_datagrams_keep_coming() -> None:
 # ---------------------------------------------------------------------------- jobs
 
 
+def examined(*settings: dict[str, str]) -> list[Finding]:
+    """The findings that are no "ok" of a job whose ranks have these settings, the same on all."""
+    port = free_port()
+    mutex = threading.Lock()
+    checked = threading.local()
+
+    def check(towards: str | None) -> Host:
+        with mutex, pytest.MonkeyPatch.context() as patch:
+            for variable, value in settings[checked.rank].items():
+                patch.setenv(variable, value)
+            return check_host(towards)
+
+    def join(rank: int) -> list[Finding]:
+        checked.rank = rank
+        result = job.examine(job.Place(rank, len(settings), "127.0.0.1", port, hosted=False))
+        result.leave()
+        return [each for each in result.findings if each.level != "ok"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "check_host", check)
+        first, *others = at_once(len(settings), join)
+    assert all(other == first for other in others)
+    assert isinstance(first, list), first
+    return first
+
+
+def test_settings_that_attach_would_find_different_are_a_problem_that_names_the_ranks() -> None:
+    mlt = {"GRADWIRE_POLICY": "mlt", "GRADWIRE_P": "0.2"}
+    found = examined(
+        {"GRADWIRE_POLICY": "reliable"},
+        {**mlt, "GRADWIRE_SEED": "7", "GRADWIRE_PEER_TIMEOUT": "9"},  # a rank's own
+        {**mlt, "GRADWIRE_P": "0.3"},
+    )
+    (problem,) = [each for each in found if each.level == "problem"]
+    assert problem.about == "settings"
+    assert "policy is 'reliable' (rank 0), 'mlt' (ranks 1–2)" in problem.text
+    assert "mlt.p is 0.2 (rank 1), 0.3 (rank 2)" in problem.text
+    assert "seed is 0 (ranks 0, 2), 7 (rank 1)" in problem.text
+    assert problem.text.count(" is ") == 3
+
+
+def test_a_wrong_setting_of_one_rank_is_named_once_in_a_job() -> None:
+    found = examined({"GRADWIRE_POLICY": "mlt"}, {"GRADWIRE_POLICY": "magic"})
+    problems = [each for each in found if each.level == "problem"]
+    assert len(problems) == 1
+    assert "rank 1" in problems[0].text
+
+
 def test_what_another_rank_of_a_host_has_found_alone_is_named_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,9 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
 from gradwire.policies import DBLP, MLT, Adaptive
+from gradwire.policies.registry import agreed_configuration
 from gradwire.sim.fabric import Fabric, Link
 from gradwire.sim.job import Job
-from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.configure import configure
 from gradwire.training.hook import HookState
 from gradwire_lab.network.wire import Wire
 from gradwire_lab.scenario.network import Loss as ScenarioLoss

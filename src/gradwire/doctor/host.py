@@ -17,9 +17,10 @@ from gradwire.core.errors import ConfigError, EngineMissingError
 from gradwire.core.plan import SMALLEST_DATAGRAM
 from gradwire.core.settings import PREFIX, Settings, check_environment
 from gradwire.doctor.findings import Finding
-from gradwire.policies.base import option_names
+from gradwire.policies.base import Policy, option_names
 from gradwire.policies.registry import (
     OFF,
+    agreed_configuration,
     all_names,
     create_from_environment,
     name_in_environment,
@@ -53,6 +54,8 @@ class Host:
         features: What the kernel grants the engine's socket.
         cpus: CPUs that this process may use.
         settings: The settings of the environment, in which a wrong one has its default.
+        agreed: What attach() needs alike on all ranks, as the environment has it; empty where a
+            setting is wrong.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -61,6 +64,7 @@ class Host:
     features: dict[str, Any] = field(default_factory=dict)
     cpus: int = 0
     settings: Settings = field(default_factory=Settings)
+    agreed: dict[str, object] = field(default_factory=dict)
 
 
 def versions() -> dict[str, str]:
@@ -146,14 +150,27 @@ def _settings(host: Host) -> list[Finding]:
     host.settings = read(lambda: Settings.build(environment=variables)) or host.settings
     name = name_in_environment(variables)
     if name == OFF:
+        host.agreed = {"policy": OFF}
         return findings
     try:
         options = option_names(policy_class(name))
     except ConfigError as error:  # whose options are set is not known then
         wrong(error)
         return findings
-    read(lambda: create_from_environment(name, {}, variables))
+    policy = read(lambda: create_from_environment(name, {}, variables))
+    if not findings:
+        host.agreed = _agreed(policy, host.settings)
     return findings + _unread(name, unread_variables(options, variables))
+
+
+def _agreed(policy: Policy, settings: Settings) -> dict[str, object]:
+    """Returns what attach() needs alike on all ranks, without what it derives from the rest."""
+    agreed = agreed_configuration(policy, settings)
+    if not settings.server_count:
+        del agreed["servers"]
+    if settings.error_feedback == "auto":
+        del agreed["error_feedback"]
+    return agreed
 
 
 def _unread(policy: str, variables: list[str]) -> list[Finding]:

@@ -397,8 +397,12 @@ def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings
             interfaces=reachable_interfaces() if host.addresses else {},
         )
     )
-    mine = {"findings": [asdict(each) for each in host.findings], "versions": host.versions}
-    reports = [json.loads(text) for text in meeting.exchange(json.dumps(mine))]
+    mine = {
+        "findings": [asdict(each) for each in host.findings],
+        "versions": host.versions,
+        "agreed": host.agreed,
+    }
+    reports = [json.loads(text) for text in meeting.exchange(json.dumps(mine, default=str))]
     result.met = True
     result.versions = [report["versions"] for report in reports]
     for each in everybody:
@@ -410,6 +414,7 @@ def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings
         result.hosts[first] = name if names.count(name) == 1 else f"{name} (rank {first})"
     result.findings += _of_hosts(result, [report["findings"] for report in reports])
     result.findings += _unlike(result)
+    result.findings += _disagreeing([report.get("agreed", {}) for report in reports])
     if any(finding.level == "problem" for finding in result.findings):
         text = "The hosts have problems of their own, so the network was not measured."
         result.findings.append(Finding("warning", "network", text))
@@ -484,6 +489,34 @@ def _unlike(result: Examined) -> list[Finding]:
         typed = "pip install .   # in the same checkout of gradwire, on all hosts" if grave else ""
         findings.append(Finding("problem" if grave else "warning", "versions", text, typed))
     return findings
+
+
+def _disagreeing(settings: list[dict[str, Any]]) -> list[Finding]:
+    """Returns a finding that lists what attach() needs alike and the ranks have not.
+
+    Args:
+        settings: What each rank has. A name that a rank lacks, such as an option of a policy that
+            it does not use, is not compared with it.
+    """
+    differing = []
+    for name in dict.fromkeys(itertools.chain.from_iterable(settings)):
+        ranks: dict[str, list[int]] = {}
+        for rank, own in enumerate(settings):
+            if name in own:
+                ranks.setdefault(repr(own[name]), []).append(rank)
+        if len(ranks) > 1:
+            listed = ", ".join(
+                f"{value} (rank{'s' if len(having) > 1 else ''} {_ranges(having)})"
+                for value, having in ranks.items()
+            )
+            differing.append(f"{name} is {listed}")
+    if not differing:
+        return []
+    text = (
+        "attach() needs the same settings on all ranks, and their environments differ: "
+        f"{'; '.join(differing)}."
+    )
+    return [Finding("problem", "settings", text, "env | grep GRADWIRE_   # on each rank")]
 
 
 # ---------------------------------------------------------------------------- the pairs

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterable, Mapping
 
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.settings import PREFIX, from_environment, setting_names
+from gradwire.core.settings import PREFIX, Settings, from_environment, setting_names
 from gradwire.policies.adaptive import Adaptive
 from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP
@@ -21,6 +21,7 @@ from gradwire.policies.reliable import Reliable
 __all__ = [
     "DEFAULT",
     "OFF",
+    "agreed_configuration",
     "all_names",
     "create",
     "create_from_environment",
@@ -168,6 +169,15 @@ def create_from_environment(
     unset = [option for option in option_names(policy_class(name)) if option not in given]
     read = from_environment({option: hints[option] for option in unset}, environment)
     return create(name, **{**read, **given})
+
+
+def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object]:
+    """Returns what must be the same on all ranks, as plain values by name."""
+    return {
+        "policy": policy.name,
+        **{f"{policy.name}.{name}": value for name, value in policy.options().items()},
+        **settings.agreed(),
+    }
 
 
 def unread_variables(

@@ -23,7 +23,7 @@ from gradwire.training.feedback.optimizer_moments import is_of_adams_family, kee
 from gradwire.training.feedback.residuals import auto_feedback
 from gradwire.training.optimizers import kinds, several
 
-__all__ = ["agreed_configuration", "configure"]
+__all__ = ["configure"]
 
 
 def configure(
@@ -117,15 +117,6 @@ def configure(
             f"{chosen.floor:g} itself",
         )
     return chosen, settings
-
-
-def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object]:
-    """Returns what must be the same on all ranks, as plain values by name."""
-    return {
-        "policy": policy.name,
-        **{f"{policy.name}.{name}": value for name, value in policy.options().items()},
-        **settings.agreed(),
-    }
 
 
 _STANDS_IN = {"mean": "the mean of the arrivals", "momentum": "the optimizer's momentum"}

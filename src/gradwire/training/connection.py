@@ -21,8 +21,9 @@ from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
+from gradwire.policies.registry import agreed_configuration
 from gradwire.training.bucket import ParameterNames
-from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.configure import configure
 from gradwire.training.groups import Group
 from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
