@@ -569,6 +569,28 @@ def test_a_step_that_forgets_a_micro_batch_is_an_error(four: Ranks) -> None:
     four.run(forgets)
 
 
+def drops(rank: int, world: int) -> None:
+    """A micro-batch is dropped, and a parameter that it gave a gradient to is frozen."""
+    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))
+    net = fully_shard(Branches(), mesh=mesh["shard"])
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    attachment = gradwire.attach(net, "reliable", replicas=mesh["replicate"])
+    net.set_requires_all_reduce(False)
+    net(torch.ones(2, 8), "left").backward()
+    net.set_requires_all_reduce(True)
+    for trains in (False, True):
+        net.left.requires_grad_(trains)
+        ours.zero_grad()
+        net(torch.ones(2, 8), "left right" if trains else "right").backward()
+        ours.step()
+    assert torch.equal(net.left.bias.grad.full_tensor(), torch.full((9,), 2.0))
+    attachment.detach()
+
+
+def test_what_micro_batches_gave_to_frozen_parameters_is_let_go(two: Ranks) -> None:
+    two.run(drops)
+
+
 def filled(rank: int, world: int) -> torch.Tensor:
     """What no replica delivered is the first moment of this rank's own shard."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

@@ -592,12 +592,18 @@ class Replicated(FullySharded):
             super()._after_backward(group, reduce, *unused)
 
     def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ConfigError, too, where a step would leave out what micro-batches have kept."""
+        """Raises ConfigError, too, where a step would leave out what micro-batches have kept.
+
+        What they have kept of parameters that are frozen by now is let go, since none reaches them.
+        """
         super()._check_step(optimizer)
         held = set(map(id, held_by(optimizer))) if any(self._kept.values()) else ()
         for group, kept in self._kept.items():
-            pairs = zip(kept, group.parameters(kept), strict=True)
-            names = [group.names[index] for index, each in pairs if id(each) in held]
+            mine = zip(list(kept), group.parameters(kept), strict=True)
+            stepped = [(index, each) for index, each in mine if id(each) in held]
+            for index in (index for index, each in stepped if not each.requires_grad):
+                del kept[index]
+            names = [group.names[index] for index, each in stepped if each.requires_grad]
             if names:
                 raise ConfigError.about(
                     f"{group.described}: gradients of {some_of(names)} from micro-batches under "
