@@ -26,6 +26,7 @@ import gradwire
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model
 from gradwire.core.settings import Settings
 from gradwire.process_group.collectives import EngineCollectives, Request
+from gradwire.process_group.signals import Signals
 from gradwire.process_group.work import EngineWork
 from gradwire.training.groups import Group
 from gradwire_calls import until
@@ -317,7 +318,7 @@ def test_a_callback_may_wait_where_a_collective_has_ended_as_it_started(fails: b
     opening = threading.Event()
 
     @contextlib.contextmanager
-    def watch(seconds: float) -> Iterator[Callable[[], None]]:
+    def watch() -> Iterator[Callable[[], None]]:
         assert opening.wait(20)
         if fails:
             raise gradwire.RendezvousError("a member has died", [1])
@@ -695,6 +696,62 @@ def test_the_first_large_sum_has_the_time_out_that_it_was_given() -> None:
     """The ranks' own is a minute."""
     with Ranks(2, group=False, **ENVIRONMENT) as ranks:
         assert ranks.run(too_late, timeout=40.0) == [(1,), (0,)]
+
+
+def alone(rank: int, world: int) -> None:
+    """Rank 1's large sum ends by its time-out; rank 0 has none, and both go on."""
+    for _ in range(2):
+        begins(rank, world, seconds=20.0)
+        if rank == 1:
+            limit = datetime.timedelta(milliseconds=100)
+            group: Any = dist.group.WORLD
+            with pytest.raises(gradwire.RendezvousError):
+                group.allreduce([torch.ones(ELEMENTS)], op=dist.ReduceOp.SUM, timeout=limit).wait()
+        small = torch.ones(3)
+        dist.all_reduce(small)
+        assert small[0] == 2
+        ends(rank, world)  # nothing waits for the other any more
+
+
+def test_a_group_without_large_sums_goes_on_and_ends() -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(alone)
+
+
+class BreaksByTimeouts:
+    """Gloo as far as signals go: a receive that times out breaks the group's connections."""
+
+    def __init__(self) -> None:
+        self.waits: list[datetime.timedelta] = []
+        self.waiting = threading.Event()
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> BreaksByTimeouts:
+        return self
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> None:
+        pass
+
+    def wait(self, timeout: datetime.timedelta) -> None:
+        self.waits.append(timeout)
+        self.waiting.set()
+        raise RuntimeError("the next member has ended")
+
+
+def test_no_watch_times_out_while_the_group_may_live() -> None:
+    gloo: Any = BreaksByTimeouts()
+    group = Group(dist.HashStore(), "two", 0, (0, 1), 4.0)
+    with Signals(group, gloo).watching() as check:
+        assert gloo.waiting.wait(20)
+
+        def raises() -> bool:
+            try:
+                check()
+            except gradwire.RendezvousError as error:
+                return error.ranks == (1,)
+            return False
+
+        assert until(raises, 20.0)
+    assert gloo.waits[0] > datetime.timedelta(days=100)
 
 
 def beside_another_thread(rank: int, world: int) -> None:

@@ -30,8 +30,8 @@ from gradwire.transport.threads import Stager, apart
 
 __all__ = ["EngineCollectives", "Request", "Watch"]
 
-Watch = Callable[[float], contextlib.AbstractContextManager[Callable[[], None]]]
-"""Watches other members for so many seconds, and gives a check that raises once one has died."""
+Watch = Callable[[], contextlib.AbstractContextManager[Callable[[], None]]]
+"""Watches other members, and gives a check that raises once one has died."""
 
 CARRIED = (torch.float32, torch.float16, torch.bfloat16)
 """The types that the engine carries, each in its own width."""
@@ -209,7 +209,7 @@ class EngineCollectives:
         deadline = time.monotonic() + timeout_s
         with contextlib.closing(group.meeting("open", settings.rendezvous_timeout)) as meeting:
             try:
-                with self._watch(timeout_s) as check:
+                with self._watch() as check:
 
                     def go_on() -> None:
                         if self._closed:

@@ -28,8 +28,8 @@ MET, GAVE_UP = 0, 1
 
 ANSWER_S = 2.0
 """Seconds for which a member waits to read why another has given up."""
-GLOO_S = 60.0
-"""Seconds by which Gloo waits longer, since its time-outs break the group's connections."""
+FOREVER_S = 365 * 24 * 3600.0
+"""Seconds for a receive that may outlast a failure: Gloo's time-outs break connections."""
 LEAVE_S = 1.0
 """Seconds for which a member waits at most until rank 0 leaves, too."""
 CONNECTED_S = 0.1
@@ -52,14 +52,11 @@ class Signals:
         self._sent: list[object] = []  # Gloo needs them until they have arrived
 
     @contextlib.contextmanager
-    def watching(self, timeout_s: float) -> Iterator[Callable[[], None]]:
+    def watching(self) -> Iterator[Callable[[], None]]:
         """Watches the next member while this one waits for all others; once only.
 
         Gloo learns at once of a process that has died, and the store does not. Each member is
         watched by the one before it, which notifies the others by its own failure.
-
-        Args:
-            timeout_s: Longest duration in seconds.
 
         Yields:
             A check, which raises RendezvousError once the next member has died or given up.
@@ -67,10 +64,13 @@ class Signals:
         group = self._group
         after = (group.rank + 1) % group.world_size
         failures: list[tuple[float, str]] = []  # when, and what
+        receive = self._receiving(after, MET_TAG)
 
         def watch() -> None:
+            # A next member that never comes to this says nothing. The group's small collectives
+            # go on then, and this waits until the group's connections end.
             try:
-                if self._receive(after, MET_TAG, timeout_s + GLOO_S) == GAVE_UP:
+                if receive(FOREVER_S) == GAVE_UP:
                     failures.append((time.monotonic() + ANSWER_S, "has given up"))
             except RuntimeError as error:
                 failures.append((time.monotonic(), f"has ended, or left the group: {error}"))
@@ -102,13 +102,30 @@ class Signals:
             return
         for seconds in (LEAVE_S, CONNECTED_S):  # the second message never comes
             with contextlib.suppress(RuntimeError):  # it has gone, or is busy for longer
-                self._receive(0, LEAVES_TAG, seconds)
+                self._receiving(0, LEAVES_TAG)(seconds)
         time.sleep(HEAD_START_S)
 
-    def _receive(self, source: int, tag: int, seconds: float) -> int:
+    def _receiving(self, source: int, tag: int) -> Callable[[float], int]:
+        """Begins to receive a message.
+
+        Returns:
+            A function that waits for the message for so many seconds, and returns it or raises
+            RuntimeError. It holds neither the group nor its store, which may end before.
+        """
         value = torch.empty(1, dtype=torch.uint8)
-        self._gloo.recv([value], source, tag).wait(datetime.timedelta(seconds=seconds))
-        return int(value.item())
+        failure: RuntimeError | None = None
+        try:
+            work = self._gloo.recv([value], source, tag)
+        except RuntimeError as error:  # it has gone
+            failure = error
+
+        def receive(seconds: float) -> int:
+            if failure is not None:
+                raise failure
+            work.wait(datetime.timedelta(seconds=seconds))
+            return int(value.item())
+
+        return receive
 
     def _send(self, to: int, tag: int, value: int) -> None:
         tensor = torch.full((1,), value, dtype=torch.uint8)
