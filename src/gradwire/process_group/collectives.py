@@ -220,14 +220,17 @@ class EngineCollectives:
                     origin = "time-out of the collective"
                     meeting.exchange("", Patience(timeout_s, origin, go_on))
             except RendezvousError as error:
-                meeting.tell_failure(error)
+                # Those at fault need not be told: they came too late, have given up or have died.
+                others = set(group.ranks) - {group.job_rank, *error.ranks}
+                left = deadline - time.monotonic()
+                meeting.tell_failure(error, left if others else 0.0)
                 raise RendezvousError(
                     f"rank {group.job_rank}: not all members of group {group.name!r} came to its "
                     f"first large collective: {error}",
                     error.ranks,
                 ) from error
             except BaseException as error:
-                meeting.tell_failure(error)
+                meeting.tell_failure(error, deadline - time.monotonic())
                 raise
             left = max(deadline - time.monotonic(), SHORTEST_S)
             waits = min(settings.rendezvous_timeout, left)

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import secrets
 import time
@@ -305,18 +306,22 @@ class Meeting:
         texts = self.exchange(json.dumps(asdict(introduction)))
         return [Introduction.parse(text) for text in texts]
 
-    def tell_failure(self, error: BaseException) -> None:
+    def tell_failure(self, error: BaseException, seconds: float = math.inf) -> None:
         """Publishes, in place of a text in the next exchange, that this endpoint has failed.
 
         It waits at most LINGER_S for endpoints that have not come yet, and not at all where the
         error ends the process (KeyboardInterrupt). Errors of the store are dropped, since they
         would hide the cause.
+
+        Args:
+            error: The failure.
+            seconds: How long to wait at most, if that is less than LINGER_S.
         """
         if self.endpoints == 1 or self._left:
             return
         why = str(error) or type(error).__name__
         outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
-        linger_s = LINGER_S if isinstance(error, Exception) else 0.0
+        linger_s = min(LINGER_S, seconds) if isinstance(error, Exception) else 0.0
         with contextlib.suppress(Exception):
             earlier = None
             if self._next == 0 and self.endpoint != 0:
