@@ -900,6 +900,61 @@ def test_an_engine_that_forgotten_communicators_keep_open_is_not_in_the_way_of_a
     later.close()
 
 
+class Hosted:
+    """A rank's view of a store that another rank hosts and closes once it has compared.
+
+    Args:
+        store: The store.
+        read: The host has read what this rank has published.
+        closed: The host has gone.
+    """
+
+    def __init__(self, store: Any, read: threading.Event, closed: threading.Event) -> None:
+        self._store, self._read, self._closed = store, read, closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        assert self._read.wait(10)
+        if self._closed.wait(0.5):
+            raise RuntimeError("connection closed")
+        there: bool = self._store.check(keys)
+        return there
+
+
+class Host:
+    """The host's view."""
+
+    def __init__(self, store: Any, read: threading.Event) -> None:
+        self._store, self._read = store, read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> bytes:
+        value: bytes = self._store.get(key)
+        if value == b"text 1":
+            self._read.set()
+        return value
+
+
+def test_the_rank_that_hosts_the_store_stays_until_all_have_compared() -> None:
+    store, read, closed = dist.HashStore(), threading.Event(), threading.Event()
+    team = Team(2, store=store)
+    first, second = team.members
+    first.store, second.store = Host(store, read), Hosted(store, read, closed)
+
+    def compare(rank: int) -> dict[int, str]:
+        texts = team.members[rank].compare("topic", f"text {rank}", 5.0)
+        if rank == 0:
+            closed.set()
+        return texts
+
+    assert team.all(compare) == [{0: "text 0", 1: "text 1"}] * 2
+    team.close()
+
+
 class FakeEngine:
     def __init__(self, session: int, settings: Settings) -> None:
         self.store, self.group, self.rank, self.world_size = "s", "world", 0, 2

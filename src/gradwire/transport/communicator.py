@@ -13,7 +13,7 @@ import itertools
 import json
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -219,12 +219,13 @@ class Communicator(Connected):
         """Publishes a text in the store, and returns those of the ranks that publish theirs.
 
         It needs no engine, so that ranks can find out why one has failed. Errors of the store are
-        dropped, since they would hide the cause.
+        dropped, since they would hide the cause. A rank that has read the texts stays until the
+        others have, because the store may end with it.
 
         Args:
             topic: The topic, the same on all ranks and new for this engine.
             text: This rank's text.
-            wait_s: Seconds to wait for the others.
+            wait_s: Seconds to wait for the others, at most.
 
         Returns:
             The texts, by rank in the job; of large jobs those of some ranks.
@@ -237,11 +238,12 @@ class Communicator(Connected):
             store.set(f"{prefix}/{self.job_rank}", text)
             keys = {rank: f"{prefix}/{rank}" for rank in self.ranks[:MOST_COMPARED]}
             end = time.monotonic() + wait_s
-            while not store.check(list(keys.values())) and time.monotonic() < end:
-                time.sleep(0.05)
+            _await_keys(store, keys.values(), end)
             for rank, key in keys.items():
                 if store.check([key]):
                     texts[rank] = store.get(key).decode()
+            store.set(f"{prefix}/{self.job_rank}/read", "1")
+            _await_keys(store, [f"{keys[rank]}/read" for rank in texts if rank in keys], end)
         return dict(sorted(texts.items()))
 
     def all_reduce(
@@ -523,6 +525,13 @@ class Communicator(Connected):
             bounds = tuple(native.effective_bounds(self.datagram, self.aggregators))
             known = self._plans[key] = (grid, bounds)
         return known
+
+
+def _await_keys(store: BoundedStore, keys: Iterable[str], end: float) -> None:
+    """Waits until a store has all of these keys, or the time has come."""
+    asked = list(keys)
+    while not store.check(asked) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _check_priorities(plan: TransferPlan, chunks: int, priorities: NDArray[np.uint8]) -> None:
