@@ -220,6 +220,7 @@ def serve(
             break
         except SupersededError:  # the workers were started again before all were present
             continue
+    opened.meeting.close()  # the store may be gone by the end
     say("serving", f"server {index} serves {workers} workers")
     try:
         while not stop.wait(POLL_S):
@@ -230,7 +231,6 @@ def serve(
         return dict(opened.engine.counters())
     finally:
         opened.engine.close()
-        opened.meeting.close()
 
 
 def _check(opened: OpenEngine, workers: int, index: int) -> None:
