@@ -451,8 +451,8 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
 def _log_links(links: tuple[str, ...]) -> None:
     """Logs the service links that are ignored; the same ones once in a process."""
     log.warning(
-        "ignored: %s, by which Kubernetes announces a Service, and which are no settings; "
-        "enableServiceLinks: false in the pod's spec leaves them out",
+        "ignored: %s, set by Kubernetes to announce a Service; enableServiceLinks: false in the "
+        "pod's spec leaves out what it sets so",
         ", ".join(links),
     )
 
