@@ -1,8 +1,9 @@
 """`gradwire server`: a process that sums regions for the workers of a job (route "server").
 
 It joins the job's store as endpoint workers + index, and needs no torch process group, no model and
-no GPU. Once all have met it needs no store either: it serves until every worker has said goodbye to
-its engine, or until the engine fails.
+no GPU. Once all have met it needs no store either: it serves until every worker has said goodbye, or
+until its engine fails. A worker says goodbye at the end of its process, and not when it detaches a
+module, since the next one is attached to the same engine.
 """
 
 from __future__ import annotations
@@ -297,9 +298,9 @@ def server(
     """Sum gradients for the workers of one job (route="server").
 
     Without --store the job is found by MASTER_ADDR and MASTER_PORT, without --workers by
-    WORLD_SIZE, as torchrun sets them. The exit status is 0 when all workers have said goodbye, 2
-    for an impossible option, 1 when the job fails, and 130 or 143 when SIGINT or SIGTERM ends it
-    before.
+    WORLD_SIZE, as torchrun sets them. The exit status is 0 when all workers have said goodbye, as
+    each does at the end of its process, 2 for an impossible option, 1 when the job fails, and 130
+    or 143 when SIGINT or SIGTERM ends it before.
     """
     from gradwire.policies.registry import all_names
 
