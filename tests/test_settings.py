@@ -392,6 +392,17 @@ def test_an_optimizer_is_one_of_torchs(optimizer: Any) -> None:
         HookState("mlt", optimizer=optimizer)
 
 
+def test_an_error_shows_the_beginning_of_a_long_value_in_one_line() -> None:
+    net = torch.nn.Linear(2, 2)
+    given: Any = {"linear": torch.optim.AdamW(net.parameters())}
+    with pytest.raises(ConfigError) as raised:
+        HookState("mlt", optimizer=given)
+    assert raised.value.value is given
+    assert str(raised.value).startswith("optimizer={'linear': AdamW (")
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 200
+
+
 def test_an_optimizer_is_one_of_the_modules() -> None:
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     foreign = torch.optim.AdamW(other.parameters())

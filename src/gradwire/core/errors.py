@@ -25,6 +25,10 @@ Cause = Literal[
 """Why a transfer failed; `TransferError` explains each cause."""
 
 
+LONGEST_VALUE = 120
+"""The most characters of a value that an error shows."""
+
+
 class GradwireError(RuntimeError):
     """Base of gradwire's run-time errors."""
 
@@ -60,7 +64,7 @@ class ConfigError(ValueError):
         Returns:
             The error, to be raised.
         """
-        subject = f"{setting}={value!r}" + (f" {beside}" if beside else "")
+        subject = f"{setting}={_short(value)}" + (f" {beside}" if beside else "")
         return ConfigError.about(subject, allowed, setting=setting, value=value)
 
     @staticmethod
@@ -69,6 +73,13 @@ class ConfigError(ValueError):
     ) -> ConfigError:
         """Makes the error of anything that is not a setting with a value, "subject: allowed"."""
         return ConfigError(f"{subject}: {allowed}", setting=setting, value=value, allowed=allowed)
+
+
+def _short(value: object) -> str:
+    """Returns the representation of a value, in one line that is not too long to read."""
+    text = repr(value)
+    text = " ".join(text.split()) if "\n" in text else text
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 
 
 class EngineMissingError(GradwireError, ImportError):
