@@ -823,6 +823,25 @@ def lines_of(call: Any) -> list[str]:
     return lines
 
 
+def forgets_replicas(rank: int, world: int, shards: int) -> list[str]:
+    shape = (world // shards, shards)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    net = fully_shard(model(), mesh=mesh["shard"])
+
+    def attach() -> None:
+        gradwire.attach(net, "reliable").detach()
+
+    return lines_of(attach)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_gradients_that_not_all_ranks_average_are_warned_of(four: Ranks, shards: int) -> None:
+    first, *others = four.run(forgets_replicas, shards=shards)
+    told = [line for line in first if "replicas=" in line]
+    assert len(told) == (shards < 4)
+    assert not any("replicas=" in line for lines in others for line in lines)
+
+
 def ignores(rank: int, world: int, kind: str) -> list[str]:
     twin, net = Beside(kind), Beside(kind)
     fully_shard(net, mesh=mesh_of(world), ignored_params={net.beside.weight})

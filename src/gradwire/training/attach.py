@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ from gradwire.transport.all_reduce import Connected
 from gradwire.transport.communicator import Communicator
 
 __all__ = ["Attachment", "attach"]
+
+log = logging.getLogger("gradwire")
 
 
 def attach(
@@ -360,9 +363,24 @@ def _fully_sharded(
         common = policy, options
         more = {"optimizer": optimizer, "scaler": scaler}
         if replicas is None:
-            kind = Sharded if process_group_of(groups).size() > 1 else Alone
+            sharing = process_group_of(groups).size()
+            _name_few(sharing)
+            kind = Sharded if sharing > 1 else Alone
             return kind(model, groups, *common, **more)
         return Replicated(model, groups, replicas, *common, **more)
+
+
+def _name_few(sharing: int) -> None:
+    """Says, in one line of the log, that other ranks of the job get nothing of these gradients."""
+    ranks = dist.get_world_size()
+    if sharing < ranks and dist.get_rank() == 0:
+        log.warning(
+            "gradients are averaged over the %d of the job's %d ranks that this model is sharded "
+            "over; where other ranks have replicas of its shards, each set of ranks trains its "
+            "own: attach with replicas=mesh['replicate']",
+            sharing,
+            ranks,
+        )
 
 
 def _left_sharded(
