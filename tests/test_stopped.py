@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from ddp_jobs import batch, model, wrap
@@ -175,3 +176,95 @@ def is_used_meanwhile(rank: int, world: int) -> None:
 @pytest.mark.skipif("fully_shard" not in WRAPPERS, reason="needs torch 2.9")
 def test_what_other_threads_do_in_a_backward_pass_changes_nothing(two: Ranks) -> None:
     two.run(is_used_meanwhile)
+
+
+def loses_a_batch_under_ddp(
+    rank: int, world: int, cap: float, first: str, hosts: str | bool
+) -> None:
+    """An exception of the user's own ends rank 0's backward pass, and its loop goes on."""
+    net = DistributedDataParallel(model(), bucket_cap_mb=cap)
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    attachment = gradwire.attach(net, "reliable", timeout=300.0, hosts=hosts)
+    for step in range(2):  # DDP makes its buckets anew after the first one
+        ours.zero_grad()
+        loss_of(net, rank, step).backward()
+        ours.step()
+    before = stepped(ours)
+    uses = {"step": ours.step, "forward": lambda: loss_of(net, rank, 3)}
+
+    def watch(module: nn.Module, given: Any, out: torch.Tensor) -> None:
+        out.register_hook(bad_batch)
+
+    if rank == 0:
+        net.module[0].register_forward_hook(watch)  # the other layers' gradients are there before
+    caught = pytest.raises(ZeroDivisionError if rank == 0 else RuntimeError)
+    with caught as raised:
+        loss_of(net, rank, 2).backward()
+    assert rank == 0 or "a backward pass ended before" in str(raised.value)
+    for name in (first, *uses, *uses):
+        refused(uses[name])
+    assert torch.equal(before, stepped(ours))
+    attachment.detach()
+
+
+@pytest.mark.parametrize("hosts", ["auto", False])
+@pytest.mark.parametrize(
+    ("cap", "first"), [(0.003, "step"), (0.003, "forward"), (100.0, "step")]
+)  # with one bucket torch has begun, and gradwire has not
+def test_ddp_is_not_left_half_way_through_a_pass(
+    two: Ranks, cap: float, first: str, hosts: str | bool
+) -> None:
+    two.run(loses_a_batch_under_ddp, cap=cap, first=first, hosts=hosts)
+
+
+class Heads(nn.Module):
+    """Two layers, each with an output of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 100), nn.Linear(64, 100)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.one(x), self.other(x)
+
+
+def takes_several_passes(rank: int, world: int) -> None:
+    """Steps whose parts come in two backward passes, with other work between and within them."""
+    net, other = DistributedDataParallel(Heads(), bucket_cap_mb=0.003), wrap(model())
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    nothing = torch.optim.SGD(net.parameters(), 0.0)
+    theirs = torch.optim.SGD(other.parameters(), 0.1)
+    attachments = [gradwire.attach(each, "reliable") for each in (net, other)]
+
+    def use(_: torch.Tensor) -> None:
+        for step in (theirs.step, nothing.step):
+            on_another_thread(step)
+
+    for step in range(4):
+        ours.zero_grad()
+        with net.no_sync():
+            sum(each.sum() for each in net(batch(rank, step))).backward()
+        one, two = net(batch(rank, step))
+        one.sum().backward()
+        theirs.step()
+        with torch.no_grad():
+            net(batch(rank, step))
+        loss_of(other, rank, step).backward()
+        theirs.step()
+        two.sum().backward()
+        ours.step()
+        ours.zero_grad()
+        x = batch(rank, step).requires_grad_()
+        x.register_hook(use)
+        sum(each.sum() for each in net(x)).backward()
+        ours.step()
+    net(batch(rank, 4))  # without a backward pass
+    ours.step()
+    assert [each.step for each in attachments] == [8, 4]
+    assert not net._forward_pre_hooks
+    for each in attachments:
+        each.detach()
+
+
+def test_steps_of_several_passes_go_on(two: Ranks) -> None:
+    two.run(takes_several_passes)

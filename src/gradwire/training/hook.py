@@ -16,8 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
-from gradwire.core.errors import ConfigError
+from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.policies import Policy
 from gradwire.training.bucket import GradBucket
 from gradwire.training.connection import Connection, no_op
@@ -27,6 +28,16 @@ from gradwire.training.optimizers import Given, Optimizers
 from gradwire.training.pipeline import GradientPipeline
 
 __all__ = ["HookState", "comm_hook"]
+
+INTERRUPTED = (
+    "a backward pass ended before all gradients were reduced: an exception ended it, or its loss "
+    "depends on some of the parameters only (find_unused_parameters=True of "
+    "DistributedDataParallel allows this)"
+)
+LEFT = (
+    "DistributedDataParallel waits for the rest of these gradients; go on from a checkpoint, after "
+    "detach(), with the module wrapped anew"
+)
 
 
 class HookState(Connection):
@@ -55,6 +66,11 @@ class HookState(Connection):
         EngineMissingError: the engine was not built.
     """
 
+    _seen: int  # autograd's number of the last pass in which a bucket came; -1 for none
+    _begun: bool  # whether a bucket has come of a step that is not whole
+    _running: Callable[[], object]  # returns what that pass holds, None once it is over
+    _refusal: RemovableHandle | None  # of the hook in which forward passes look for failures
+
     def __init__(
         self,
         policy: str | Policy | None = None,
@@ -75,6 +91,7 @@ class HookState(Connection):
         self.find_unused_parameters = find_unused_parameters
         self._ddp: Callable[[], DistributedDataParallel | None] = no_op
         self.delayed = False  # whether DDP's next call comes after the backward pass
+        self._follow_none()
         super().__init__(
             policy,
             options,
@@ -89,6 +106,12 @@ class HookState(Connection):
         if self.find_unused_parameters:
             pipeline.find_unused()
         return pipeline
+
+    def deactivate(self) -> None:
+        """Closes the pipeline, and follows passes no more (`Connection.deactivate`)."""
+        super().deactivate()
+        self._let_forward()
+        self._follow_none()
 
     def leaves_alone(self) -> bool:
         """Returns whether the process group averages, after `deactivate` or under policy "off".
@@ -114,9 +137,90 @@ class HookState(Connection):
 
     def _refuse_forward(self) -> None:
         ddp = self._ddp()
-        if ddp is not None:
-            refuse = ddp.register_forward_pre_hook(lambda *_: self.check(), prepend=True)
-            self._unhook.callback(refuse.remove)
+        if ddp is not None and self._refusal is None:
+            refuse = ddp.register_forward_pre_hook(lambda *_: self._check_forward(), prepend=True)
+            self._refusal = refuse
+
+    def _let_forward(self) -> None:
+        """Takes back `_refuse_forward`."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            refusal.remove()
+
+    def _check_forward(self) -> None:
+        """Raises what has stopped the pipeline, or DDP where this forward pass begins a step."""
+        ddp = self._ddp()
+        begins = ddp is not None and ddp.require_backward_grad_sync and torch.is_grad_enabled()
+        if begins:
+            self.check()
+        else:
+            super().check()
+
+    # ------------------------------------------------------------------ passes that do not end
+
+    def check(self) -> None:
+        """Raises what has stopped the pipeline, or DDP in the middle of a step."""
+        if self._pipeline is not None and self._interrupted():
+            self._pipeline.fail(GradwireError(INTERRUPTED))
+            self._pipeline.check(LEFT)
+            raise GradwireError(f"{INTERRUPTED}; {LEFT}")  # another rank has left before
+        super().check()
+
+    def follow(self, pipeline: GradientPipeline) -> None:
+        """Notes that a bucket comes in the backward pass that runs now.
+
+        autograd lets go of a pass's functions when the pass is over, also by an exception.
+        """
+        present = torch._C._current_graph_task_id()
+        if present in (-1, self._seen):
+            return
+        self._seen, self._begun = present, True
+
+        def end() -> None:
+            """Stands for the pass."""
+
+        held = weakref.ref(self)
+
+        def over(_: object) -> None:
+            here = held()
+            if here is not None and here._pipeline is pipeline:
+                here._pass_over(pipeline)
+
+        self._running = weakref.ref(end, over)
+        with contextlib.suppress(RuntimeError):  # a pass of compiled autograd has no functions
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _pass_over(self, pipeline: GradientPipeline) -> None:
+        """Has forward passes look for what has stopped, unless the last step is whole."""
+        if self._interrupted():
+            self._refuse_forward()
+            return
+        self._begun = False
+        if pipeline.failure is None:  # its rest may have come in this pass
+            self._let_forward()
+
+    def _follow_none(self) -> None:
+        """Notes that no backward pass has been seen."""
+        self._seen = -1
+        self._begun = False
+        self._running = no_op
+        self._refusal = None
+
+    def _interrupted(self) -> bool:
+        """Returns whether DDP waits for gradients, and no pass runs that can bring them.
+
+        Before the first bucket only the main thread is taken for the one that ran the pass.
+        """
+        ddp = self._ddp()
+        if ddp is None or torch._C._current_graph_task_id() != -1 or self._running() is not None:
+            return False
+        if not self._begun and threading.current_thread() is not threading.main_thread():
+            return False
+        try:
+            ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return True
+        return False
 
     def check_join(self) -> None:
         """Raises ConfigError within the module's `join` unless that divides by all workers."""
@@ -144,6 +248,7 @@ class HookState(Connection):
         self.active = state["active"]
         self.attached = False
         self.delayed = False
+        self._follow_none()
         self.find_unused_parameters = state.get("finds_unused", False)
         self._know(None)
         self._optimizers = Optimizers()
@@ -185,6 +290,7 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         return _forward_to_host(state, bucket)
     state.check_join()
     pipeline = state.pipeline
+    state.follow(pipeline)
     # Outside of a backward pass DDP calls the hook on behalf of a rank that has joined.
     future = pipeline.reduce(bucket, joined=torch._C._current_graph_task_id() == -1)
     if bucket.is_last() and threading.current_thread() is threading.main_thread():

@@ -298,10 +298,10 @@ class SharingPipeline(GradientPipeline):
         )
 
     def fail(self, error: BaseException) -> None:
-        """Stops this pipeline, and those of the host's other ranks (`GradientPipeline.fail`)."""
-        self._stop(error)
+        """Stops this pipeline, and those of the other ranks (`GradientPipeline.fail`)."""
+        self._stop(error, in_step=True)
 
-    def _stop(self, error: BaseException, *, notify: bool = True) -> None:
+    def _stop(self, error: BaseException, *, notify: bool = True, in_step: bool = False) -> None:
         """Stops this pipeline for good; all buckets without a result fail.
 
         Only the first call does anything.
@@ -309,6 +309,7 @@ class SharingPipeline(GradientPipeline):
         Args:
             error: Why.
             notify: Whether the other ranks of the host are to stop for the same reason.
+            in_step: Whether a step fails by it, also where no bucket is without a result.
         """
         cause = error if isinstance(error, (GradwireError, ConfigError)) else self._unknown(error)
         with self._changed:
@@ -321,8 +322,9 @@ class SharingPipeline(GradientPipeline):
             self._send_failure(Failed.of(cause))
         with self._mutex:
             running = self._running
-        self._fail(running, cause, in_step=bool(lost))
-        if notify and lost:
+        in_step = in_step or bool(lost)
+        self._fail(running, cause, in_step=in_step)
+        if notify and in_step:
             self._tell_hosts(cause)
         for handed in lost:
             handed.error = error if isinstance(error, Exception) else cause
