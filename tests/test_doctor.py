@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -134,6 +135,16 @@ def test_no_wrong_setting_hides_another_or_a_check(monkeypatch: pytest.MonkeyPat
     assert usual <= {each["about"] for each in result["findings"]}
 
 
+def test_two_settings_that_do_not_go_together_are_one_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither is judged beside the other's default, which nobody has set."""
+    monkeypatch.setenv("GRADWIRE_P_LOW", "0.5")
+    monkeypatch.setenv("GRADWIRE_P_HIGH", "0.1")
+    (found,) = [each for each in call("doctor")["findings"] if each["about"] == "settings"]
+    assert found["text"].startswith("p_high=0.1 is below p_low=0.5")
+
+
 @pytest.mark.parametrize(("name", "wrong"), [("magic", True), ("ltp", False), ("off", False)])
 def test_a_policy_that_there_is_not_is_a_problem(
     name: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +152,7 @@ def test_a_policy_that_there_is_not_is_a_problem(
     monkeypatch.setenv("GRADWIRE_POLICY", name)
     problems = [each for each in call("doctor")["findings"] if each["about"] == "settings"]
     assert [each["level"] for each in problems] == ["problem"] * wrong
+    assert all("'off'" in each["text"] for each in problems)  # is allowed as well
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])
@@ -260,10 +272,28 @@ def test_a_job_of_srun_or_mpirun_is_read(
     with pytest.raises(ConfigError) as caught:
         place_of_environment({**launched, "MASTER_ADDR": "h"})
     assert caught.value.setting == "MASTER_PORT"
+    own = next(iter(launched))  # the rank's variable, which alone the user knows of
+    assert own in str(caught.value)
+    assert "RANK" not in re.findall(r"\w+", str(caught.value))
+    with pytest.raises(ConfigError) as caught:
+        place_of_environment({**launched, own: "3", **meeting_point})
+    assert (caught.value.setting, caught.value.value) == (own, "3")
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
     result = call("doctor")  # without a meeting point
     assert level(result, "job") == "warning"
+
+
+@pytest.mark.parametrize(("size", "launcher"), [("3", "srun"), ("2", "mpirun")])
+def test_srun_and_mpirun_are_told_apart_where_both_set_variables(
+    size: str, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun sets PMI's variables, too; under mpirun in a job of Slurm its own ones differ."""
+    both = {"PMI_RANK": "1", "PMI_SIZE": "3", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": size}
+    for name, value in both.items():
+        monkeypatch.setenv(name, value)
+    (warning,) = [each for each in call("doctor")["findings"] if each["about"] == "job"]
+    assert warning["text"].startswith(f"{launcher} has 3 tasks")
 
 
 def test_a_batch_script_of_slurm_is_no_task_and_one_task_is_no_job(

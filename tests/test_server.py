@@ -186,6 +186,7 @@ def test_a_server_told_to_stop_stops_while_it_waits(number: signal.Signals) -> N
         (["--store", "h:1", "--port", "99999"], "port=99999"),
         (["--store", "h:1", "--dscp", "64"], "dscp=64: a whole number from 0 to 63"),
         (["--store", "h:1"], "give --workers, or set WORLD_SIZE"),
+        (["--workers", "-3"], "workers=-3"),  # and not only that a store is missing
     ],
 )
 def test_the_command_says_what_it_lacks(

@@ -1,9 +1,9 @@
 """`gradwire server`: a process that sums regions for the workers of a job (route "server").
 
 It joins the job's store as endpoint workers + index, and needs no torch process group, no model and
-no GPU. Once all have met it needs no store either: it serves until every worker has said goodbye, or
-until its engine fails. A worker says goodbye at the end of its process, and not when it detaches a
-module, since the next one is attached to the same engine.
+no GPU. Once all have met it needs no store either: it serves until every worker has said goodbye,
+or until its engine fails. A worker says goodbye at the end of its process, and not when it detaches
+a module, since the next one is attached to the same engine.
 """
 
 from __future__ import annotations
@@ -319,6 +319,8 @@ def server(
         }
         given = {name: value for name, value in options.items() if value is not None}
         settings = Settings.build(given)  # the rest comes from the environment
+        # What is given and wrong comes before what is missing.
+        check_place(1 if workers is None else workers, index, settings.server_count)
         address = _store_of_environment() if store is None else store
         count = _workers_of_environment() if workers is None else workers
         check_place(count, index, settings.server_count)

@@ -145,6 +145,10 @@ def _settings(host: Host) -> list[Finding]:
                 if not variable:
                     return None
                 del variables[variable]
+                # The default of one of two that do not go together says nothing of the other.
+                for each in list(variables):
+                    if f" {each.removeprefix(PREFIX).lower()}=" in str(error):
+                        del variables[each]
 
     read(lambda: check_environment(all_names(), variables))
     host.settings = read(lambda: Settings.build(environment=variables)) or host.settings

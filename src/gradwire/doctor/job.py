@@ -93,27 +93,35 @@ def place_of_environment(environment: Mapping[str, str] | None = None) -> Place 
     launched = _launched(given)
     # In a batch script, outside of srun, the others are not there.
     started = launched is not None and launched.launcher != "Slurm"
+    names = {name: name for name in VARIABLES}  # of the variables that are read
     if launched is not None and started and any(given.get(name) for name in VARIABLES):
-        given = {"RANK": launched.rank, "WORLD_SIZE": launched.world, **given}
+        for name, read in (("RANK", launched.rank), ("WORLD_SIZE", launched.world)):
+            if not given.get(name):
+                names[name], given[name] = read, given[read]
     if not given.get("RANK") and not given.get("WORLD_SIZE"):
         return None
     for name in VARIABLES:
         if not given.get(name):
-            others = ", ".join(each for each in VARIABLES if given.get(each))
+            there = [each for each in VARIABLES if given.get(each)]
             raise ConfigError.about(
-                f"{name} is not set, but {others}",
-                f"a job sets all of {', '.join(VARIABLES)}; unset them to check this host alone",
+                f"{name} is not set, but {', '.join(names[each] for each in there)}",
+                f"a job sets all of {', '.join(names.values())}; unset "
+                f"{', '.join(each for each in there if names[each] == each)} to check this host "
+                "alone",
                 setting=name,
             )
     numbers: dict[str, int] = {}
     for name, most in (("WORLD_SIZE", 1 << 20), ("RANK", 1 << 20), ("MASTER_PORT", 65_535)):
         text = given[name]
         if not (text.isascii() and text.isdigit() and int(text) <= most):
-            raise ConfigError.of(name, text, f"a whole number up to {most}")
+            raise ConfigError.of(names[name], text, f"a whole number up to {most}")
         numbers[name] = int(text)
     if not numbers["RANK"] < numbers["WORLD_SIZE"]:
         raise ConfigError.of(
-            "RANK", given["RANK"], "below WORLD_SIZE", beside=f"of {numbers['WORLD_SIZE']}"
+            names["RANK"],
+            given["RANK"],
+            f"below {names['WORLD_SIZE']}",
+            beside=f"of {numbers['WORLD_SIZE']}",
         )
     if numbers["WORLD_SIZE"] == 1:
         return None
@@ -139,8 +147,9 @@ def beside_others(environment: Mapping[str, str] | None = None) -> list[Finding]
     if launched.launcher == "Slurm":
         typed += "\nsrun gradwire doctor"
     text = (
-        f"{launched.launcher} has {launched.world} tasks, and this process checks its own host "
-        "alone: without a meeting point nothing is known of the other hosts and of the network."
+        f"{launched.launcher} has {given[launched.world]} tasks, and this process checks its own "
+        "host alone: without a meeting point nothing is known of the other hosts and of the "
+        "network."
     )
     return [Finding("warning", "job", text, typed)]
 
@@ -151,8 +160,8 @@ class Launched:
 
     Attributes:
         launcher: Its name.
-        rank: The rank of this process, as text.
-        world: The number of processes, as text.
+        rank: The variable with the rank of this process.
+        world: The variable with the number of processes.
     """
 
     launcher: str
@@ -164,10 +173,14 @@ def _launched(given: Mapping[str, str]) -> Launched | None:
     """Returns what a launcher of several processes has set; None where there is none."""
     if given.get("RANK") and given.get("WORLD_SIZE"):
         return None
+    step = [given.get(name) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
     for name, rank, world in LAUNCHERS:
         if given.get(rank) and given.get(world):
-            alone = given[world] == "1"
-            return None if alone else Launched(name, given[rank], given[world])
+            if given[world] == "1":
+                return None
+            # srun sets PMI's variables as well, to the same numbers as its own.
+            same = [given[rank], given[world]] == step
+            return Launched("srun" if same else name, rank, world)
     return None
 
 

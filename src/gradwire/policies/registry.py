@@ -106,10 +106,9 @@ def names() -> tuple[str, ...]:
 def policy_class(name: str) -> type[Policy]:
     """Returns the policy of this name; raises ConfigError with the nearest name for none."""
     if name not in _registry:
-        allowed = ", ".join(repr(known) for known in _registry)
-        raise ConfigError.of(
-            "policy", name, f"allowed are {allowed}{suggestion(str(name), _registry)}"
-        )
+        known = [*_registry] if name == OFF else [*_registry, OFF]
+        allowed = ", ".join(map(repr, known))
+        raise ConfigError.of("policy", name, f"allowed are {allowed}{suggestion(str(name), known)}")
     return _registry[name]
 
 
