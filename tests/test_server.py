@@ -383,6 +383,7 @@ def test_a_server_whose_workers_were_killed_has_failed(
     with Ranks(2, group=False) as ranks, server_processes(port, 2, 1) as (process,):
         ranks.run(begins, port=port)
         ranks.run(adds)
+        assert any(json.loads(line)["event"] == "serving" for line in process.stdout)
         for rank in killed:
             ranks.kill(rank)
         if killed == (0, 1):
