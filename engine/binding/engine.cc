@@ -172,6 +172,25 @@ nb::dict counters_of(io::Loop& loop) {
   return out;
 }
 
+nb::dict path_of(const PathState& path) {
+  nb::dict out;
+  out["packets_sent"] = path.total.packets_sent;
+  out["bytes_sent"] = path.total.bytes_sent;
+  out["packets_received"] = path.total.packets_received;
+  out["bytes_received"] = path.total.bytes_received;
+  out["retransmissions"] = path.total.retransmissions;
+  out["declared_lost"] = path.total.declared_lost;
+  out["waited_ns"] = path.total.waited;
+  out["rtprop_ns"] = path.rtprop;
+  out["round_ns"] = path.round;
+  out["queue_to_ns"] = path.queue_to;
+  out["loss_to"] = path.loss_to;
+  out["loss_from"] = path.loss_from;
+  out["window"] = path.window;
+  out["in_flight"] = path.in_flight;
+  return out;
+}
+
 nb::dict features_of(io::Loop& loop) {
   io::Snapshot snapshot;
   {
@@ -236,6 +255,7 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("heard", [](const PeerState& p) { return p.heard; })
       .def_prop_ro("left", [](const PeerState& p) { return p.left; })
       .def_prop_ro("silence_ns", [](const PeerState& p) { return p.silence; })
+      .def("path", [](const PeerState& p) { return path_of(p.path); })
       .def(
           "has_begun",
           [](const PeerState& p, uint64_t op, uint16_t lane) {

@@ -109,6 +109,50 @@ def test_an_engine_that_its_user_stops_tells_the_peers_why() -> None:
             engines[1].all_reduce(op=0, step=7, plan=plan(50_000), data=values[1])
 
 
+def test_the_paths_of_an_engine_count_what_it_counts_as_a_whole() -> None:
+    with job(3) as engines:
+        for index, each in enumerate(engines):
+            each.set_drop(0.05, seed=index)
+        all_reduce(engines, 0, plan(200_000), gradients(3, 200_000))
+        for each in engines:
+            each.set_drop(0.0)
+            paths = [peer.path() for peer in each.peers()]
+            totals = each.counters()
+            again = [peer.path() for peer in each.peers()]
+            assert len(paths) == 2
+            for name in ("packets_sent", "bytes_sent", "packets_received", "bytes_received"):
+                least, most = (sum(path[name] for path in found) for found in (paths, again))
+                assert least <= totals[name] <= most  # pings go on
+            for name in ("retransmissions", "declared_lost"):
+                assert sum(path[name] for path in paths) == totals[name]
+            assert totals["retransmissions"] > 0
+            for path in paths:
+                assert 0 < path["rtprop_ns"] <= path["round_ns"]
+                assert path["window"] > 0
+
+
+def test_a_path_shows_how_long_ops_waited_for_its_peer() -> None:
+    with job(3) as engines:
+        values = gradients(3, 1000)
+        for op in (0, 1):  # both wait at once, and the time counts once
+            for worker in (0, 1):
+                engines[worker].all_reduce(
+                    op=op, step=0, plan=plan(1000), data=values[worker].copy()
+                )
+        began = time.monotonic_ns()
+        time.sleep(0.1)
+        for op in (0, 1):
+            engines[2].all_reduce(op=op, step=0, plan=plan(1000), data=values[2].copy())
+        for each in engines:
+            for _ in range(2):
+                assert each.next_completion(20 * SECOND).ok
+        most = time.monotonic_ns() - began
+        late, other = (peer.path()["waited_ns"] for peer in reversed(engines[0].peers()))
+        assert 0.1 * SECOND * 0.9 < late < 1.5 * most
+        assert other < late
+        assert all(peer.path()["waited_ns"] < late for peer in engines[2].peers())
+
+
 @pytest.mark.parametrize("burst", [1.0, 8.0])
 def test_injected_loss_is_recovered_or_spent(burst: float) -> None:
     with job(3) as engines:

@@ -167,6 +167,15 @@ class Peer:
     heard: bool  # whether any packet has come from it
     left: bool  # whether it has said goodbye
     silence_ns: int  # time since then, or since the engines met
+    def path(self) -> dict[str, float]:
+        """Returns the totals and the present state of the path to it.
+
+        The packets and bytes sent and received, retransmissions (chunks), declared_lost (packets),
+        and waited_ns, for which ops that had started here waited for it to start them. Now:
+        rtprop_ns, round_ns (smoothed), queue_to_ns, loss_to and loss_from (shares of packets),
+        window (bytes of its receive window for this engine, 0 while not known) and in_flight
+        (packets).
+        """
     def has_begun(self, op: int, lane: int = 0) -> bool:
         """Returns whether it is known to have started this op; False for servers."""
 

@@ -49,6 +49,7 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
   sender.on_left(packet.bytes);
   if (forgivable) {
     ++counters.declared_lost;
+    ++path.counted.declared_lost;
     sender.on_lost();
   }
   if (!packet.data()) {
@@ -112,7 +113,7 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   }
   if (path.recovery.latest()) {
     if (ack.share) path.allowed.window = ack.share;
-    path.loss_to = {ack.loss / 65'536.0, now};
+    path.loss_to = {ack.loss / 65'536.0, Nanos{ack.queue_us} * kMicrosecond, now};
   }
   sender.on_left(scratch.acked.in_flight);
   counters.spurious_retransmissions += scratch.acked.spurious;

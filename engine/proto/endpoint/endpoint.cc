@@ -222,7 +222,7 @@ std::vector<PeerState> Endpoint::peers(Nanos now) const {
   for (const auto& p : impl_->paths)
     if (p)
       found.push_back({p->peer, p->life.connected, p->life.heard, p->farewell.gone,
-                       now - p->life.last_heard, p->started.by_lane()});
+                       now - p->life.last_heard, p->started.by_lane(), p->state(now)});
   return found;
 }
 void Endpoint::fail(const std::string& why, Nanos now) {

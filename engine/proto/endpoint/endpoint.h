@@ -21,6 +21,7 @@
 #include "proto/base/overhead.h"
 #include "proto/base/time.h"
 #include "proto/base/zeroed.h"
+#include "proto/path/path_counters.h"
 #include "proto/plan/lanes.h"
 #include "proto/plan/plan.h"
 
@@ -214,6 +215,7 @@ struct PeerState {
   bool left = false;            // it has said goodbye
   Nanos silence = 0;            // time since the last packet
   std::vector<uint64_t> begun;  // by lane: ids below it are known to have started there
+  PathState path;
 
   bool has_begun(uint64_t op) const {
     return lane_of(op) < begun.size() && op < begun[lane_of(op)];

@@ -201,8 +201,8 @@ struct Endpoint::Impl {
   // settle.cc
   // Notes that something of this path has changed.
   void touch(Path& path) {
-    if (path.touched) return;
-    path.touched = true;
+    if (path.settled.touched) return;
+    path.settled.touched = true;
     due.touched.push_back(path.peer);
   }
   void settle();

@@ -25,6 +25,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   if (head->version != wire::kVersion) return other_version(path, head->version, now);
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
+  path.counted.received(datagram.size());
   path.life.note(now);
   if (path.limit.arrived(datagram.size())) counters.now.path_limit = longest_datagram();
   on_packet(path, head->kind, datagram, now, arrival, ecn);

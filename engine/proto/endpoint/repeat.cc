@@ -23,7 +23,7 @@ void Endpoint::Impl::repeat(Nanos now) {
   if (due.lossy_paths == 0) return;
   const bool full = sender.room(now) <= 0;
   for (auto& p : paths) {
-    if (!p || !p->is_lossy || p->farewell.gone || p->recovery.in_flight() == 0) continue;
+    if (!p || !p->settled.is_lossy || p->farewell.gone || p->recovery.in_flight() == 0) continue;
     const bool blocked = full || p->allowed.left(p->recovery.next()) == 0;
     const Repeats after(p->loss(now), p->recovery.rtt.smoothed(), sender.queued(), backlog(*p) > 0,
                         blocked);

@@ -11,13 +11,13 @@ void Endpoint::Impl::settle() {
   for (const uint16_t peer : due.touched) {
     Path& path = *paths[peer];
     if (const Op* op = std::exchange(due.uncounted[peer], nullptr)) recount(*op, path);
-    path.touched = false;
+    path.settled.touched = false;
     const bool spreads = path.recovery.rtt.profile().spreads;
-    due.long_paths += int{spreads} - int{path.spreads};
-    path.spreads = spreads;
+    due.long_paths += int{spreads} - int{path.settled.spreads};
+    path.settled.spreads = spreads;
     const bool is_lossy = path.loss(due.clock).heavy();
-    due.lossy_paths += int{is_lossy} - int{path.is_lossy};
-    path.is_lossy = is_lossy;
+    due.lossy_paths += int{is_lossy} - int{path.settled.is_lossy};
+    path.settled.is_lossy = is_lossy;
     if (!is_lossy) path.recovery.forget_control();
     settle_destination(path);
     due.controls.set(peer, path.control.waiting() && !path.recovery.full() ? 0 : kNever);

@@ -75,6 +75,7 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
   if (!path.started.note_next(below) || config.servers) return;
   for (auto& [id, op] : ops) {
     if (lane_of(id) != lane_of(below) || id < before || id >= below) continue;
+    path.counted.waits_end(op->started, due.clock);
     if (op->worker) path.early_sent -= std::exchange(op->worker->early[path.peer], 0);
     recount(*op, path);
   }
@@ -101,7 +102,7 @@ SendController::LongPaths Endpoint::Impl::long_paths() const {
   SendController::LongPaths far;
   if (due.long_paths == 0) return far;
   for (const auto& p : paths) {
-    if (!p || p->farewell.gone || !p->spreads || backlog(*p) == 0) continue;
+    if (!p || p->farewell.gone || !p->settled.spreads || backlog(*p) == 0) continue;
     ++far.count;
     far.rtprop = std::max(far.rtprop, p->recovery.rtt.minimum());
     far.round = std::max(far.round, p->recovery.rtt.smoothed());
@@ -152,7 +153,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
 // True when a path's own pace holds it back: where several are long, each has its part of its
 // receiver's window. `until` becomes the first time at which one may go.
 bool Endpoint::Impl::holds(Path& path, Nanos now, Nanos& until) {
-  if (!path.spreads || path.allowed.window <= 0) return false;
+  if (!path.settled.spreads || path.allowed.window <= 0) return false;
   const Nanos wait =
       sender.hold(path.hold.tokens, path.allowed.window, path.recovery.rtt.smoothed(), now);
   if (wait == 0) return false;
@@ -185,6 +186,7 @@ void Endpoint::Impl::sent(Path& path, const Train& train, Nanos now) {
   sender.on_sent(train.total_bytes, now, train.count);
   counters.packets_sent += train.count;
   counters.bytes_sent += train.total_bytes;
+  path.counted.sent(train.count, train.total_bytes);
 }
 
 bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
@@ -198,7 +200,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       std::min({size_t{most}, Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes}));
   filling.left = left;
   filling.room = early_room(path);
-  filling.by_share = (sender.led_by_receiver() && path.spreads) || path.hold.held;
+  filling.by_share = (sender.led_by_receiver() && path.settled.spreads) || path.hold.held;
   const uint16_t lane = scheduler.next_lane(path.peer, filling.room > 0);
   uint64_t id = scheduler.next_op(path.peer, id_of(0, lane));
   while (id != Scheduler::kNoOp && !filling.full) {
@@ -310,6 +312,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   if (chunk.again) {
     ++op.traffic.retransmissions;
     ++counters.retransmissions;
+    ++path.counted.retransmissions;
   }
   return packet.bytes;
 }

@@ -11,6 +11,7 @@
 #include "proto/path/control_frames.h"
 #include "proto/path/farewell.h"
 #include "proto/path/liveness.h"
+#include "proto/path/path_counters.h"
 #include "proto/path/path_limit.h"
 #include "proto/path/started_ops.h"
 #include "proto/recovery/acknowledger.h"
@@ -33,13 +34,22 @@ struct Stash {
   bool no_room = false;
 };
 
-// LossReport is the share of packets that is lost on the way to a peer, as the peer reports.
+// LossReport is the share of packets that is lost on the way to a peer, and for how long they queue
+// there, as the peer reports.
 struct LossReport {
   double reported = 0;
+  Nanos queue = 0;
   Nanos time = 0;
 
   bool recent(Nanos now) const { return now - time <= LossMeter::kMemory; }
   double share(Nanos now) const { return recent(now) ? reported : 0.0; }
+};
+
+// Settled is what a path was when it was last settled.
+struct Settled {
+  bool spreads = false;   // it is long, and paces what it sends over a round
+  bool is_lossy = false;  // it has heavy loss
+  bool touched = false;   // its times and counts must be computed again
 };
 
 // Fragments are parts of datagrams that are longer than the path carries.
@@ -75,10 +85,20 @@ struct Path {
 
   PathLoss loss(Nanos now) const { return {loss_to.share(now), arriving.loss.share(now)}; }
 
-  // As of the last settling: the path is long and spreads what it sends, or it has heavy loss.
-  bool spreads = false;
-  bool is_lossy = false;
-  bool touched = false;  // its times and counts must be computed again
+  Settled settled;
+  PathCounters counted;
+
+  PathState state(Nanos now) const {
+    const Rtt& rtt = recovery.rtt;
+    return {counted,
+            rtt.minimum(),
+            rtt.any() ? rtt.smoothed() : 0,
+            loss_to.recent(now) ? loss_to.queue : 0,
+            loss_to.share(now),
+            arriving.loss.share(now),
+            allowed.window,
+            recovery.in_flight()};
+  }
 };
 
 }  // namespace gradwire
