@@ -15,7 +15,6 @@ import pytest
 import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, RendezvousError
-from gradwire.transport import rendezvous
 from gradwire.transport.addresses import (
     LocalAddress,
     describe_interfaces,
@@ -25,7 +24,8 @@ from gradwire.transport.addresses import (
     route_mtu,
 )
 from gradwire.transport.communicator import Communicator
-from gradwire.transport.rendezvous import Introduction, Meeting
+from gradwire.transport.introductions import Introduction, agree_datagram, check_introductions
+from gradwire.transport.meeting import Meeting
 
 
 def addresses_of(interface: object, towards: str | None) -> list[str]:
@@ -167,7 +167,7 @@ def met(everybody: list[Introduction], servers: int = 0) -> list[str]:
     here = Meeting(dist.HashStore(), "t", endpoint=0, workers=workers, servers=servers, timeout_s=1)
     texts = [json.dumps(asdict(each)) for each in everybody]  # as through the store
     parsed = [Introduction.parse(text) for text in texts]
-    return [place.address for place in rendezvous.check_introductions(here, parsed)]
+    return [place.address for place in check_introductions(here, parsed)]
 
 
 def refused(everybody: list[Introduction], servers: int = 0) -> RendezvousError:
@@ -277,6 +277,4 @@ def agreed(fields: list[dict[str, Any]], address: str = "10.0.0.1") -> int:
         introduction(rank, address, identity="one", **each) for rank, each in enumerate(fields)
     ]
     here = Meeting(dist.HashStore(), "t", endpoint=0, workers=len(fields), servers=0, timeout_s=1)
-    return rendezvous.agree_datagram(
-        here, everybody, rendezvous.check_introductions(here, everybody)
-    )
+    return agree_datagram(here, everybody, check_introductions(here, everybody))

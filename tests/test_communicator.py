@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
 from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport, mix_seed
 from gradwire.core.settings import Settings
-from gradwire.transport import communicator, engines, rendezvous
+from gradwire.transport import communicator, engines
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.engines import SharedEngine
+from gradwire.transport.meeting import Meeting
 from gradwire.transport.threads import CompletionPool, Stager
 from threads import at_once
 
@@ -979,7 +980,7 @@ def test_an_engine_closed_before_it_is_joined_is_not_joined(
     monkeypatch.setattr(engines, "_find", lambda *_: closed)
     monkeypatch.setattr(engines, "_open", lambda *_: fresh)
     store = dist.HashStore()
-    alone = rendezvous.Meeting(store, "t", endpoint=0, workers=1, servers=0, timeout_s=1)
+    alone = Meeting(store, "t", endpoint=0, workers=1, servers=0, timeout_s=1)
     assert engines.join_engine(alone, store, "world", settings) is fresh
     assert opened == [fresh]
 

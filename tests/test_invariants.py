@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import RendezvousError
 from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport
-from gradwire.transport import rendezvous
 from gradwire.transport.communicator import Communicator
 
 RANKS = 3
@@ -147,7 +146,7 @@ def test_a_rank_that_is_configured_otherwise_is_named(lossy_network: list[Commun
 
     def agree(rank: int) -> None:
         bound = 0.2 if rank == 2 else 0.1
-        rendezvous.agree(lossy_network[rank].meeting("invariants"), {"bound": bound})
+        agree(lossy_network[rank].meeting("invariants"), {"bound": bound})
 
     for error in on_all_ranks(agree):
         assert isinstance(error, RendezvousError)

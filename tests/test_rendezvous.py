@@ -11,9 +11,12 @@ import pytest
 import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, RendezvousError
-from gradwire.transport import bounded_store, rendezvous
+from gradwire.transport import meeting as meetings
+from gradwire.transport import store as job_store
 from gradwire.transport.addresses import LocalAddress
-from gradwire.transport.rendezvous import Introduction, Meeting
+from gradwire.transport.introductions import Introduction, agree, check_introductions, introduce
+from gradwire.transport.meeting import Meeting, SupersededError
+from gradwire.transport.store import store_host
 from threads import at_once
 
 
@@ -44,8 +47,8 @@ def meet(
 
     def join(rank: int) -> list[Introduction]:
         here = meeting(store, rank, workers=workers, servers=servers)
-        everybody = here.introduce(introduction(rank, **(fields or {}).get(rank, {})))
-        rendezvous.check_introductions(here, everybody)
+        everybody = introduce(here, introduction(rank, **(fields or {}).get(rank, {})))
+        check_introductions(here, everybody)
         return everybody
 
     return at_once(workers + servers, join)
@@ -113,9 +116,7 @@ def test_policies_are_compared_field_by_field() -> None:
     store = dist.HashStore()
     errors = at_once(
         3,
-        lambda r: rendezvous.agree(
-            meeting(store, r), {"policy": "mlt", "mlt.p": 0.1 if r == 2 else 0.2}
-        ),
+        lambda r: agree(meeting(store, r), {"policy": "mlt", "mlt.p": 0.1 if r == 2 else 0.2}),
     )
     for error in errors:
         assert "rank 2 has mlt.p=0.1, rank 0 has mlt.p=0.2" in str(error)
@@ -139,7 +140,7 @@ def test_a_failure_told_is_raised_though_others_are_still_to_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where somebody never comes: the cause is what is told."""
-    monkeypatch.setattr(rendezvous, "LINGER_S", 0.3)  # rank 0 cannot know that rank 2 never comes
+    monkeypatch.setattr(meetings, "LINGER_S", 0.3)  # rank 0 cannot know that rank 2 never comes
     store = dist.HashStore()
 
     def join(rank: int) -> object:
@@ -290,8 +291,8 @@ def test_a_new_life_meets_whatever_died_before(
     mortal: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever rank dies, and wherever: before it came, in the middle, or as it leaves."""
-    monkeypatch.setattr(rendezvous, "LINGER_S", 0.05)
-    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.05)
+    monkeypatch.setattr(meetings, "LINGER_S", 0.05)
+    monkeypatch.setattr(meetings, "ANSWER_S", 0.05)
     died = 0
     for last in range(24):
         store = dist.HashStore()
@@ -318,7 +319,7 @@ def test_a_rank_that_never_came_in_an_earlier_life_is_met_in_the_next() -> None:
 
 def test_a_life_of_another_size_meets(monkeypatch: pytest.MonkeyPatch) -> None:
     """An elastic job goes on with more or fewer workers in the same store."""
-    monkeypatch.setattr(rendezvous, "LINGER_S", 0.05)
+    monkeypatch.setattr(meetings, "LINGER_S", 0.05)
     store = dist.HashStore()
     for workers in (3, 2, 4):
         live(store, ["old"] * workers, {0: 6}, 0.05)
@@ -367,7 +368,7 @@ def test_a_meeting_whose_first_endpoint_begins_anew_is_over() -> None:
         return here.exchange("second")
 
     error = at_once(2, join)[1]
-    assert isinstance(error, rendezvous.SupersededError)
+    assert isinstance(error, SupersededError)
     assert error.ranks == (0,)
 
 
@@ -520,7 +521,7 @@ def test_no_keys_are_left_by_those_who_close() -> None:
 
 
 def test_keys_of_meetings_that_failed_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "LINGER_S", 0.05)
+    monkeypatch.setattr(meetings, "LINGER_S", 0.05)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found = []
     for _ in range(8):
@@ -558,7 +559,7 @@ class SilentStore:
 
 
 def test_a_store_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_store, "LEAST_S", 0.2)
+    monkeypatch.setattr(job_store, "LEAST_S", 0.2)
     store = SilentStore()
     here = meeting(store, 1, timeout_s=0.1)
     began = time.monotonic()
@@ -589,7 +590,7 @@ class FreezingStore:
 def test_who_leaves_does_not_wait_for_a_store_that_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounded_store, "LEAST_S", 0.2)
+    monkeypatch.setattr(job_store, "LEAST_S", 0.2)
     store = FreezingStore()
 
     def join(rank: int) -> float:
@@ -661,8 +662,8 @@ def test_those_that_wait_are_counted() -> None:
 def test_a_long_wait_is_logged_with_who_is_missing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "FIRST_WARNING_S", 0.05)
-    monkeypatch.setattr(rendezvous, "NEXT_WARNING_S", 0.1)
+    monkeypatch.setattr(meetings, "FIRST_WARNING_S", 0.05)
+    monkeypatch.setattr(meetings, "NEXT_WARNING_S", 0.1)
     with pytest.raises(RendezvousError):
         meeting(dist.HashStore(), 0, workers=3, timeout_s=0.4).exchange("here")
     messages = [r.getMessage() for r in caplog.records if r.name == "gradwire"]
@@ -673,7 +674,7 @@ def test_a_long_wait_is_logged_with_who_is_missing(
 def test_a_server_waits_for_the_workers_that_are_missing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "FIRST_WARNING_S", 0.1)
+    monkeypatch.setattr(meetings, "FIRST_WARNING_S", 0.1)
     store = dist.HashStore()
     present = (0, 2)  # of workers 0 and 1, and server 0
     here = [meeting(store, each, workers=2, servers=1, timeout_s=0.5) for each in present]
@@ -685,8 +686,8 @@ def test_a_server_waits_for_the_workers_that_are_missing(
 def test_the_stores_host_is_found_under_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.PrefixStore("a", dist.PrefixStore("b", dist.HashStore()))
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert rendezvous.store_host(store) is None
+    assert store_host(store) is None
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
-    assert rendezvous.store_host(store) == "10.0.0.1"
+    assert store_host(store) == "10.0.0.1"
     tcp = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert rendezvous.store_host(dist.PrefixStore("a", tcp)) == "127.0.0.1"
+    assert store_host(dist.PrefixStore("a", tcp)) == "127.0.0.1"

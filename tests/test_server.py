@@ -28,8 +28,8 @@ from gradwire.core.settings import Settings
 from gradwire.server import open_store, serve
 from gradwire.transport.addresses import LocalAddress, host_identity
 from gradwire.transport.communicator import Communicator
+from gradwire.transport.introductions import Introduction, introduce
 from gradwire.transport.open_engine import meet_servers
-from gradwire.transport.rendezvous import Introduction
 from ranks import Ranks, free_port
 
 
@@ -480,7 +480,8 @@ def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again
     )
     server.start()
     died = meet_servers(store, "world", settings, endpoint=0, workers=1)
-    died.introduce(
+    introduce(
+        died,
         Introduction(
             0,
             PROTOCOL_VERSION,
@@ -488,7 +489,7 @@ def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again
             identity=host_identity(),
             configuration={"route": "server", "servers": 1, "workers": 1},
             session=1,
-        )
+        ),
     )
     worker = Communicator(store, 0, 1, settings)
     array = np.ones(1000, np.float32)

@@ -537,7 +537,7 @@ BREAKS = (
     Break(
         10,
         "ranks with another configuration may take part",
-        PYTHON + "transport/rendezvous.py",
+        PYTHON + "transport/introductions.py",
         "check_alike(meeting, [json.loads(text) for text in texts])",
         "pass",
         "tests/test_invariants.py",
@@ -649,7 +649,7 @@ BREAKS = (
     Break(
         6,
         "a meeting's last outcome is removed before all have read it",
-        PYTHON + "transport/rendezvous.py",
+        PYTHON + "transport/meeting.py",
         "earlier = self._open() try:",
         "earlier = self._open(); self._remove(earlier)\n            try:",
         "tests/test_rendezvous.py",

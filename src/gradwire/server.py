@@ -208,8 +208,8 @@ def serve(
         RendezvousError: Ranks are absent or differ; the error names them.
         TransferError: The engine failed, by a dead peer or another plan, for instance.
     """
+    from gradwire.transport.meeting import SupersededError
     from gradwire.transport.open_engine import meet_servers, open_engine
-    from gradwire.transport.rendezvous import SupersededError
 
     check_place(workers, index, settings.server_count)
     stop = stop or threading.Event()

@@ -27,7 +27,6 @@ from gradwire.doctor.prober import Measurement, Prober, RoundTrips, Way
 from gradwire.doctor.responder import Responder
 from gradwire.doctor.udp import UdpSocket
 from gradwire.server import open_store
-from gradwire.transport import rendezvous
 from gradwire.transport.addresses import (
     LocalAddress,
     host_identity,
@@ -35,7 +34,14 @@ from gradwire.transport.addresses import (
     reachable_interfaces,
     scoped,
 )
-from gradwire.transport.bounded_store import BoundedStore
+from gradwire.transport.introductions import (
+    Introduction,
+    agree_datagram,
+    check_introductions,
+    introduce,
+)
+from gradwire.transport.meeting import Meeting
+from gradwire.transport.store import BoundedStore, Store
 
 __all__ = ["Examined", "Place", "beside_others", "examine", "place_of_environment"]
 
@@ -331,7 +337,7 @@ def examine(place: Place) -> Examined:
             text += " rank 0 hosts it, and is absent or cannot be reached over TCP."
         result.findings = [Finding("problem", "store", text)]
         return result
-    meeting = rendezvous.Meeting(
+    meeting = Meeting(
         store,
         "doctor",
         endpoint=place.rank,
@@ -351,7 +357,7 @@ def examine(place: Place) -> Examined:
     return result
 
 
-def _store(place: Place, timeout_s: float) -> rendezvous.Store:
+def _store(place: Place, timeout_s: float) -> Store:
     """Opens the job's store; hosts it where nobody else does and this is rank 0."""
     try:
         from torch._C._distributed_c10d import TCPStore
@@ -362,12 +368,12 @@ def _store(place: Place, timeout_s: float) -> rendezvous.Store:
         ) from error
     if place.hosted or place.rank != 0:
         host = f"[{place.address}]" if ":" in place.address else place.address
-        opened: rendezvous.Store = open_store(f"{host}:{place.port}", timeout_s)
+        opened: Store = open_store(f"{host}:{place.port}", timeout_s)
         return opened
     import datetime
 
     try:
-        made: rendezvous.Store = TCPStore(
+        made: Store = TCPStore(
             place.address,
             place.port,
             is_master=True,
@@ -381,7 +387,7 @@ def _store(place: Place, timeout_s: float) -> rendezvous.Store:
     return made
 
 
-def _leave(store: rendezvous.Store, meeting: rendezvous.Meeting, place: Place) -> None:
+def _leave(store: Store, meeting: Meeting, place: Place) -> None:
     """Says goodbye; rank 0 waits a little for the others."""
     store = BoundedStore(store, LEAVE_S)
     with contextlib.suppress(RuntimeError):
@@ -396,10 +402,11 @@ def _leave(store: rendezvous.Store, meeting: rendezvous.Meeting, place: Place) -
 # ---------------------------------------------------------------------------- the meeting
 
 
-def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings: Settings) -> None:
+def _examine(result: Examined, meeting: Meeting, host: Host, settings: Settings) -> None:
     rank = meeting.endpoint
-    everybody = meeting.introduce(
-        rendezvous.Introduction(
+    everybody = introduce(
+        meeting,
+        Introduction(
             endpoint=rank,
             protocol=int(host.versions["protocol"] or 0),
             addresses=host.addresses,
@@ -408,7 +415,7 @@ def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings
             host=socket.gethostname(),
             identity=host_identity(),
             interfaces=reachable_interfaces() if host.addresses else {},
-        )
+        ),
     )
     mine = {
         "findings": [asdict(each) for each in host.findings],
@@ -432,8 +439,8 @@ def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings
         text = "The hosts have problems of their own, so the network was not measured."
         result.findings.append(Finding("warning", "network", text))
         return
-    chosen = rendezvous.check_introductions(meeting, everybody)
-    datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
+    chosen = check_introductions(meeting, everybody)
+    datagram = agree_datagram(meeting, everybody, chosen)
     result.addresses = {first: chosen[first] for first in result.hosts}
     leaders = list(result.hosts)
     if len(leaders) == 1:
@@ -537,7 +544,7 @@ def _disagreeing(settings: list[dict[str, Any]]) -> list[Finding]:
 
 def _measure_all(
     result: Examined,
-    meeting: rendezvous.Meeting,
+    meeting: Meeting,
     own: LocalAddress,
     leaders: list[int],
     datagram: int,

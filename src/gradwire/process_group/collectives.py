@@ -25,7 +25,7 @@ from gradwire.training.groups import Group
 from gradwire.transport.all_reduce import Handle
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator
-from gradwire.transport.rendezvous import Patience
+from gradwire.transport.meeting import Patience
 from gradwire.transport.threads import Stager, apart
 
 __all__ = ["EngineCollectives", "Request", "Watch"]

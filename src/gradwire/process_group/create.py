@@ -18,7 +18,7 @@ from gradwire.process_group import BACKEND
 from gradwire.process_group.backend import GradwireBackend
 from gradwire.process_group.group import GradwireGroup
 from gradwire.training.groups import Group
-from gradwire.transport import rendezvous
+from gradwire.transport.introductions import agree
 from gradwire.transport.native import load_engine
 
 __all__ = ["create"]
@@ -64,7 +64,7 @@ def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
                 pg_options = None  # the other backend's: torch hands them to each of the string
             settings = _settings(pg_options)
             load_engine()
-            rendezvous.agree(meeting, {"min_bytes": settings.min_bytes})
+            agree(meeting, {"min_bytes": settings.min_bytes})
         except (ConfigError, EngineMissingError, RendezvousError) as error:
             # Rank 0 often hosts the store, so it stays until the others have read the answers.
             meeting.tell_failure(error)

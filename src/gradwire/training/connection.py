@@ -33,8 +33,9 @@ from gradwire.training.optimizers import Given, Optimizers, held_by, several
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
 from gradwire.transport.communicator import Communicator
+from gradwire.transport.introductions import agree
+from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import load_engine
-from gradwire.transport.rendezvous import Meeting, agree
 
 __all__ = ["Connection", "check_memory", "no_op", "sizes", "vectors"]
 

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
-from gradwire.transport import rendezvous
 from gradwire.transport.communicator import DEFAULT_TIMEOUT_S, Communicator
+from gradwire.transport.meeting import Meeting
+from gradwire.transport.store import Store
 
 __all__ = ["Group", "Host"]
 
@@ -47,7 +48,7 @@ class Group:
         timeout_s: Time-out of the group's collectives in seconds.
     """
 
-    store: rendezvous.Store
+    store: Store
     name: str
     rank: int
     ranks: tuple[int, ...]
@@ -111,9 +112,9 @@ class Group:
             ranks=ranks,
         )
 
-    def meeting(self, topic: str, timeout_s: float) -> rendezvous.Meeting:
+    def meeting(self, topic: str, timeout_s: float) -> Meeting:
         """Makes a meeting of the members in the store, on a topic."""
-        return rendezvous.Meeting(
+        return Meeting(
             self.store,
             f"{self.name}/{topic}",
             endpoint=self.rank,
@@ -124,7 +125,7 @@ class Group:
         )
 
     def communicator(
-        self, settings: Settings, meeting: rendezvous.Meeting, speaker: int | None = None
+        self, settings: Settings, meeting: Meeting, speaker: int | None = None
     ) -> Communicator:
         """Opens a communicator of the members, who agree in the meeting; collective.
 

@@ -22,7 +22,7 @@ from gradwire.policies import Policy
 from gradwire.policies.registry import OFF
 from gradwire.policies.reliable import Reliable
 from gradwire.training.groups import Group
-from gradwire.transport.rendezvous import agree
+from gradwire.transport.introductions import agree
 
 __all__ = ["OFF", "LeftAlone", "Off", "agree_off", "owed_nothing", "switched_off"]
 

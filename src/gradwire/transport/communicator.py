@@ -24,12 +24,13 @@ from gradwire.core.checks import is_whole
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.plan import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPlan
 from gradwire.core.settings import LONGEST_S, Settings
-from gradwire.transport import addresses, rendezvous
+from gradwire.transport import addresses
 from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle
 from gradwire.transport.arrays import as_flat, as_tensor
-from gradwire.transport.bounded_store import BoundedStore
 from gradwire.transport.engines import join_engine
+from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
+from gradwire.transport.store import BoundedStore, Store
 from gradwire.transport.threads import Stager
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Communicator(Connected):
 
     def __init__(
         self,
-        store: rendezvous.Store,
+        store: Store,
         rank: int,
         world_size: int,
         config: Settings | Mapping[str, object] | None = None,
@@ -96,7 +97,7 @@ class Communicator(Connected):
         group: str = "world",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         timeout_from: str = "the default",
-        meeting: rendezvous.Meeting | None = None,
+        meeting: Meeting | None = None,
         ranks: Sequence[int] | None = None,
         engine: Engine | None = None,
         speaker: int | None = None,
@@ -168,7 +169,7 @@ class Communicator(Connected):
         """The agreed size of datagrams in bytes."""
         return addresses.ETHERNET_DATAGRAM if self.engine is None else self.engine.datagram
 
-    def take_number(self, meeting: rendezvous.Meeting, user: str = "a communicator") -> int:
+    def take_number(self, meeting: Meeting, user: str = "a communicator") -> int:
         """Takes the smallest number from 0 on that no user of this engine has taken on any rank.
 
         From then on the transfers of this communicator are in order among themselves alone. The
@@ -203,9 +204,9 @@ class Communicator(Connected):
         if self.engine is not None:
             self.engine.return_number(number)
 
-    def meeting(self, topic: str) -> rendezvous.Meeting:
+    def meeting(self, topic: str) -> Meeting:
         """Makes a meeting of the workers in the store, on a topic."""
-        return rendezvous.Meeting(
+        return Meeting(
             self.store,
             f"{self._group}/{topic}",
             endpoint=self.rank,

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING
 from gradwire.core.errors import ConfigError, TransferError
 from gradwire.core.plan import TransferReport
 from gradwire.core.settings import Settings
-from gradwire.transport import rendezvous
 from gradwire.transport.all_reduce import AllReduce, Engine, Handle
+from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.open_engine import meet_servers, open_engine
+from gradwire.transport.store import Store, identity_of
 from gradwire.transport.threads import CompletionPool, Stager
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class SharedEngine(Engine):
         settings: Settings,
         session: int,
         datagram: int,
-        meeting: rendezvous.Meeting,
+        meeting: Meeting,
     ) -> None:
         self.native: _engine.Engine | None = native
         self._totals: dict[str, float] = {}  # the counters of a closed engine
@@ -438,9 +439,7 @@ def disorder(own: str, others: Sequence[str]) -> str:
     )
 
 
-def join_engine(
-    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
-) -> SharedEngine:
+def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) -> SharedEngine:
     """Returns the open engine of this group in this store, or opens one; release it after use.
 
     The call is collective: all ranks agree whether they reuse their engines or open new ones.
@@ -460,7 +459,7 @@ def join_engine(
         RendezvousError: That is so on another rank; or an engine is in use that others have closed
             or lost; or what `open_engine` raises.
     """
-    identity = rendezvous.identity_of(store)
+    identity = identity_of(store)
     try:
         engine = _take(meeting, identity, group, settings)
     except ConfigError as error:
@@ -483,9 +482,7 @@ def join_engine(
     return engine
 
 
-def _take(
-    meeting: rendezvous.Meeting, identity: str, group: str, settings: Settings
-) -> SharedEngine | None:
+def _take(meeting: Meeting, identity: str, group: str, settings: Settings) -> SharedEngine | None:
     """Returns the engine that this rank could reuse, with one more user; None if there is none."""
     with _engines_lock:
         engine = _find(identity, group, meeting.endpoint, meeting.workers)
@@ -504,7 +501,7 @@ def _take(
         return engine if engine in _engines else None
 
 
-def _all_alike(meeting: rendezvous.Meeting, engine: SharedEngine | None) -> bool:
+def _all_alike(meeting: Meeting, engine: SharedEngine | None) -> bool:
     """Returns whether all ranks would reuse the same engine, or all have none."""
     own = str(0 if engine is None else engine.session)
     if all(session == own for session in meeting.exchange(own)):
@@ -537,8 +534,8 @@ def _find(identity: str, group: str, rank: int, world_size: int) -> SharedEngine
 
 
 def _open(
-    meeting: rendezvous.Meeting,
-    store: rendezvous.Store,
+    meeting: Meeting,
+    store: Store,
     identity: str,
     group: str,
     settings: Settings,

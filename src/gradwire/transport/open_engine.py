@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.settings import Settings
-from gradwire.transport import rendezvous
 from gradwire.transport.addresses import (
     LocalAddress,
     host_identity,
@@ -23,7 +22,16 @@ from gradwire.transport.addresses import (
     reachable_interfaces,
     scoped,
 )
+from gradwire.transport.introductions import (
+    Introduction,
+    agree_datagram,
+    check_introductions,
+    introduce,
+    new_session,
+)
+from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import load_engine
+from gradwire.transport.store import Store, base_store, store_host
 
 if TYPE_CHECKING:
     from gradwire import _engine
@@ -47,7 +55,7 @@ class OpenEngine:
     """
 
     def __init__(
-        self, engine: _engine.Engine, session: int, datagram: int, meeting: rendezvous.Meeting
+        self, engine: _engine.Engine, session: int, datagram: int, meeting: Meeting
     ) -> None:
         self.engine = engine
         self.session = session
@@ -56,14 +64,14 @@ class OpenEngine:
 
 
 def meet_servers(
-    store: rendezvous.Store,
+    store: Store,
     group: str,
     settings: Settings,
     *,
     endpoint: int,
     workers: int,
     ranks: Sequence[int] | None = None,
-) -> rendezvous.Meeting:
+) -> Meeting:
     """Makes the meeting of workers and servers, for either of them.
 
     It is in the store under all prefixes, because servers know no process group.
@@ -79,8 +87,8 @@ def meet_servers(
     Returns:
         The meeting.
     """
-    return rendezvous.Meeting(
-        rendezvous.base_store(store),
+    return Meeting(
+        base_store(store),
         group,
         endpoint=endpoint,
         workers=workers,
@@ -90,9 +98,7 @@ def meet_servers(
     )
 
 
-def open_engine(
-    store: rendezvous.Store, meeting: rendezvous.Meeting, settings: Settings
-) -> OpenEngine:
+def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngine:
     """Meets the other endpoints, opens the engine and connects it; collective.
 
     Args:
@@ -110,12 +116,13 @@ def open_engine(
     native = load_engine()
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
-        offered = local_addresses(settings.interface, rendezvous.store_host(store))
+        offered = local_addresses(settings.interface, store_host(store))
     except ConfigError as error:
         meeting.tell_failure(error)
         raise
-    everybody = meeting.introduce(
-        rendezvous.Introduction(
+    everybody = introduce(
+        meeting,
+        Introduction(
             endpoint=endpoint,
             protocol=int(native.PROTOCOL_VERSION),
             addresses=offered,
@@ -125,11 +132,11 @@ def open_engine(
             identity=host_identity(),
             interfaces=reachable_interfaces(),
             configuration={"route": settings.route, "servers": servers, "workers": workers},
-            session=rendezvous.new_session() if endpoint == 0 else 0,
-        )
+            session=new_session() if endpoint == 0 else 0,
+        ),
     )
-    chosen = rendezvous.check_introductions(meeting, everybody)
-    datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
+    chosen = check_introductions(meeting, everybody)
+    datagram = agree_datagram(meeting, everybody, chosen)
     own = chosen[endpoint]
     session = everybody[0].session
     make = functools.partial(
@@ -181,8 +188,8 @@ def open_engine(
 
 def _connect(
     engine: _engine.Engine,
-    meeting: rendezvous.Meeting,
-    everybody: list[rendezvous.Introduction],
+    meeting: Meeting,
+    everybody: list[Introduction],
     places: list[tuple[str, int]],
     datagram: int,
     timeout_s: float,
@@ -215,7 +222,7 @@ def _connect(
 
 def _setup(
     engine: _engine.Engine,
-    meeting: rendezvous.Meeting,
+    meeting: Meeting,
     own: LocalAddress,
     places: list[tuple[str, int]],
     datagram: int,
@@ -278,8 +285,8 @@ def _hearing(engine: _engine.Engine, setup: str) -> Hearing:
 
 
 def _unconnected(
-    meeting: rendezvous.Meeting,
-    everybody: list[rendezvous.Introduction],
+    meeting: Meeting,
+    everybody: list[Introduction],
     places: list[tuple[str, int]],
     hearings: list[Hearing],
     datagram: int,

@@ -11,7 +11,7 @@ from gradwire.core.settings import Settings
 from gradwire.training.groups import Group, Host
 from gradwire.transport.addresses import host_identity
 from gradwire.transport.host_link import HostLink, Listener, check_memory, connect, hosts_of
-from gradwire.transport.rendezvous import Meeting
+from gradwire.transport.meeting import Meeting
 
 __all__ = ["Seat", "share_number", "take_seat"]
 

@@ -1,25 +1,49 @@
-"""BoundedStore gives every operation of a job's store an end.
+"""The job's store: how long an operation may take, and what all prefixes have in common.
 
 torch's clients wait for an answer as long as the connection lasts, so an operation stands for ever
-when the network to the store's host goes away. Here each operation runs on a thread of its own, for
-which the caller waits no longer than a time-out, and in which signals act.
+when the network to the store's host goes away. `BoundedStore` runs each operation on a thread of
+its own, for which the caller waits no longer than a time-out, and in which signals act.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from gradwire.transport.rendezvous import Store
+from gradwire.core.errors import RendezvousError
 
-__all__ = ["BoundedStore"]
+__all__ = ["BoundedStore", "Store", "base_store", "identity_of", "store_errors", "store_host"]
 
 Answer = TypeVar("Answer")
 
 LEAST_S = 5.0
 """Seconds that an operation may take in any case: a store that answers at all does so by then."""
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that gradwire uses."""
+
+    def set(self, key: str, value: str, /) -> Any:
+        """Sets the value of a key."""
+
+    def get(self, key: str, /) -> bytes:
+        """Returns the value of a key; waits for it."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Returns whether all keys have a value."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a counter, and returns its value."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Sets the value of a key where it is the expected one; returns the value then."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Removes a key; returns whether it had a value."""
 
 
 class BoundedStore:
@@ -88,3 +112,40 @@ class BoundedStore:
         if errors:
             raise errors[0]
         return answers[0]
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Turns torch's errors of a store that does not answer into RendezvousError."""
+    try:
+        yield
+    except RendezvousError:
+        raise
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"the job's store does not answer: {error}; the process that hosts it (rank 0, under "
+            "most launchers) may have ended, and its own output then shows the cause",
+            [],
+        ) from error
+
+
+def base_store(store: Any) -> Any:
+    """Returns the store under all prefixes, which other process groups and servers share."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def identity_of(store: Any) -> str:
+    """Returns an identifier of the store under all prefixes, the same for all its users."""
+    with store_errors():
+        made: bytes = base_store(store).compare_set("gradwire/identity", "", secrets.token_hex(8))
+    return made.decode()
+
+
+def store_host(store: object) -> str | None:
+    """Returns the host of the job's store: a TCPStore's own, else MASTER_ADDR, else None."""
+    host = getattr(base_store(store), "host", None)
+    if isinstance(host, str) and host:
+        return host
+    return os.environ.get("MASTER_ADDR") or None

@@ -1,0 +1,360 @@
+"""What endpoints say of themselves when they meet, and the checks that all of them make of it.
+
+Each endpoint (the workers by rank, then the servers) publishes an introduction, waits for those of
+all others and checks them: protocol version, configuration, reachability. Every rank finds any
+mismatch in the same introductions, so all of them raise the same error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from gradwire.core.errors import ConfigError, RendezvousError
+from gradwire.core.plan import SMALLEST_DATAGRAM
+from gradwire.core.settings import PORT, ports_of
+from gradwire.transport.addresses import (
+    LocalAddress,
+    describe_interfaces,
+    is_loopback,
+    route_mtu,
+    scoped,
+)
+from gradwire.transport.meeting import Meeting
+
+__all__ = [
+    "Introduction",
+    "agree",
+    "agree_datagram",
+    "check_alike",
+    "check_introductions",
+    "introduce",
+    "new_session",
+]
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What an endpoint publishes about itself.
+
+    Attributes:
+        endpoint: Its number: workers by rank, then servers.
+        protocol: Version of the protocol.
+        addresses: Addresses at which it can be reached, the preferred one first, at most one of
+            each version of IP.
+        port: The fixed UDP port, or a range of them as "low-high"; 0 for any (`Settings.port`).
+        datagram: Largest UDP payload in bytes that it was configured for, 0 for none.
+        host: Name of its host, for errors.
+        identity: Identity of its host (`host_identity`).
+        interfaces: The addresses by which other hosts may reach its host, by interface.
+        configuration: What has to be the same on all endpoints.
+        session: The session tag, from endpoint 0.
+    """
+
+    endpoint: int
+    protocol: int
+    addresses: tuple[LocalAddress, ...] = ()
+    port: PORT = 0
+    datagram: int = 0
+    host: str = ""
+    identity: str = ""
+    interfaces: Mapping[str, list[str]] = field(default_factory=dict)
+    configuration: Mapping[str, object] = field(default_factory=dict)
+    session: int = 0
+
+    @staticmethod
+    def parse(text: str) -> Introduction:
+        """Reads an introduction; fields that only another version knows are left out."""
+        values = _known(Introduction, json.loads(text))
+        try:
+            values["addresses"] = tuple(
+                LocalAddress(**_known(LocalAddress, each)) for each in values["addresses"]
+            )
+        except (AttributeError, KeyError, TypeError):
+            values["addresses"] = ()
+        return Introduction(**values)
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the values that are fields of a dataclass."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def introduce(meeting: Meeting, introduction: Introduction) -> list[Introduction]:
+    """Publishes this endpoint's introduction and returns those of all, in order."""
+    texts = meeting.exchange(json.dumps(asdict(introduction)))
+    return [Introduction.parse(text) for text in texts]
+
+
+def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
+    """Checks that all endpoints can work together, and chooses their addresses.
+
+    The checks: the same protocol version and configuration; a version of IP that all have; no
+    endpoint would be looked for on another host than its own; no two want the same port.
+
+    Args:
+        meeting: The meeting.
+        everybody: The introductions of all endpoints.
+
+    Returns:
+        The address that each endpoint is to use, all of one version of IP.
+
+    Raises:
+        RendezvousError: A check fails; on all endpoints alike, naming those at fault.
+    """
+    first = everybody[0]
+    for other in everybody[1:]:
+        if other.protocol != first.protocol:
+            raise meeting.error(
+                f"{meeting.describe([other.endpoint])} speaks gradwire protocol version "
+                f"{other.protocol}, {meeting.describe([0])} speaks version {first.protocol}: "
+                "install the same gradwire everywhere",
+                [other.endpoint],
+            )
+    check_alike(meeting, [dict(each.configuration) for each in everybody])
+    chosen = _choose_addresses(meeting, everybody)
+    _check_hosts(meeting, everybody, chosen)
+    _check_ports(meeting, everybody, chosen)
+    return chosen
+
+
+def _choose_addresses(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
+    """Returns each endpoint's address of the version of IP that all have and most prefer."""
+    offers = [[place.version for place in each.addresses] for each in everybody]
+    lacking = {
+        version: [e for e, offer in enumerate(offers) if version not in offer] for version in (4, 6)
+    }
+    shared = [version for version in (4, 6) if not lacking[version]]
+    if not shared:
+        version = min((4, 6), key=lambda version: len(lacking[version]))
+        having = [e for e in range(len(offers)) if e not in lacking[version]]
+        raise meeting.error(
+            f"{meeting.describe(lacking[version])} has no IPv{version} address to use (but "
+            f"{_addresses_of(everybody, lacking[version])}), and {meeting.describe(having)} "
+            f"no other one ({_addresses_of(everybody, having)}): set interface= or "
+            "GRADWIRE_INTERFACE to one network that all have",
+            lacking[version],
+        )
+    version = min(shared, key=lambda version: sum(offer.index(version) for offer in offers))
+    return [
+        next(place for place in each.addresses if place.version == version) for each in everybody
+    ]
+
+
+def _addresses_of(everybody: list[Introduction], endpoints: Iterable[int]) -> str:
+    found = [place.address for e in endpoints for place in everybody[e].addresses]
+    return ", ".join(dict.fromkeys(found)) or "none at all"
+
+
+MOST_HOSTS = 4
+"""How many hosts at fault an error lists with their interfaces at most."""
+
+
+def _check_hosts(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> None:
+    """Raises RendezvousError naming endpoints that other hosts would look for on themselves."""
+
+    def refuse(at_fault: list[int], why: str) -> RendezvousError:
+        """Makes an error that lists the interfaces of the hosts at fault."""
+        hosts = list({everybody[e].identity: everybody[e] for e in at_fault}.values())
+        words = [
+            f"host {each.host!r} has {describe_interfaces(each.interfaces)}"
+            for each in hosts[:MOST_HOSTS]
+        ]
+        known = "; ".join([*words, "…"] if len(hosts) > MOST_HOSTS else words)
+        return meeting.error(
+            f"{why}: set interface= or GRADWIRE_INTERFACE to the network between the hosts; "
+            f"{known}",
+            at_fault,
+        )
+
+    if len({each.identity for each in everybody}) == 1:
+        return
+    if local := [e for e, place in enumerate(chosen) if is_loopback(place.address)]:
+        addresses = ", ".join(dict.fromkeys(chosen[e].address for e in local))
+        raise refuse(
+            local,
+            f"{meeting.describe(local)} would use the loopback address {addresses}, which other "
+            "hosts cannot reach",
+        )
+    hosts: dict[str, str] = {}
+    for endpoint, place in enumerate(chosen):
+        identity = hosts.setdefault(place.address, everybody[endpoint].identity)
+        if identity != everybody[endpoint].identity:
+            alike = [e for e, other in enumerate(chosen) if other.address == place.address]
+            raise refuse(
+                alike,
+                f"{meeting.describe(alike)} are on different hosts and would use the same "
+                f"address, {place.address}",
+            )
+    for endpoint, place in enumerate(chosen):
+        for other in everybody:
+            here = (address for each in other.interfaces.values() for address in each)
+            if other.identity != everybody[endpoint].identity and place.address in here:
+                raise refuse(
+                    [endpoint],
+                    f"{meeting.describe([endpoint])} would use the address {place.address}, which "
+                    f"the host of {meeting.describe([other.endpoint])} has as well",
+                )
+
+
+def _check_ports(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> None:
+    """Raises RendezvousError naming endpoints of one host for which its ports are too few."""
+    takers: dict[tuple[object, ...], list[int]] = {}
+    for each, place in zip(everybody, chosen, strict=True):
+        if each.port:
+            takers.setdefault((each.identity, place.address, each.port), []).append(each.endpoint)
+    for (_, address, port), endpoints in takers.items():
+        low, count = ports_of(port)[0], len(ports_of(port))
+        if len(endpoints) > count:
+            raise meeting.error(
+                f"{meeting.describe(endpoints)} are on one host and would all use port={port!r} "
+                f"of {address}: give them a range of as many ports, for example port="
+                f"'{low}-{low + len(endpoints) - 1}', or 0 for any free one",
+                endpoints,
+            )
+
+
+def agree_datagram(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> int:
+    """Agrees on the largest datagram that every endpoint can send; collective.
+
+    An endpoint can send what it is configured for, or else what its routes to the others take.
+
+    Args:
+        meeting: The meeting.
+        everybody: The introductions of all endpoints.
+        chosen: The address of each endpoint.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ConfigError: This endpoint's routes do not take what it is configured for.
+        RendezvousError: That is so on another endpoint, there is no route, or the datagrams would
+            be too short; the error names the endpoints.
+    """
+    if len({each.identity for each in everybody}) > 1:
+        mtus = _exchange_routes(meeting, everybody, chosen)
+    else:
+        mtus = [_mtu_here(chosen)] * len(everybody)
+    limits = [
+        each.datagram or place.datagram(mtu)
+        for each, place, mtu in zip(everybody, chosen, mtus, strict=True)
+    ]
+    short = [endpoint for endpoint, limit in enumerate(limits) if limit < SMALLEST_DATAGRAM]
+    if short:
+        place, mtu = chosen[short[0]], mtus[short[0]]
+        raise meeting.error(
+            f"{meeting.describe(short)} can send datagrams of {limits[short[0]]} bytes only (from "
+            f"{place.address}, interface {place.interface or 'unknown'}, MTU "
+            f"{mtu or place.mtu}); {SMALLEST_DATAGRAM} and more are "
+            "needed: raise the MTU, or set interface= or GRADWIRE_INTERFACE to another network",
+            short,
+        )
+    return min(limits)
+
+
+def _mtu_here(chosen: list[LocalAddress]) -> int:
+    """Returns the smallest MTU in bytes between these addresses of this host; 0: not known.
+
+    Every process of the host gets the same answer, so they need not exchange it.
+    """
+    bound = {place.bound for place in chosen}
+    with contextlib.suppress(OSError):
+        return min(route_mtu(source, other) for source in bound for other in bound)
+    return 0
+
+
+def _exchange_routes(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> list[int]:
+    """Returns the smallest MTU of each endpoint's routes to other hosts in bytes; 0 for none."""
+    here, own = everybody[meeting.endpoint], chosen[meeting.endpoint]
+    mtus: dict[str, int] = {}
+    unreachable: dict[int, str] = {}
+    for each, place in zip(everybody, chosen, strict=True):
+        if each.identity == here.identity or place.address in mtus:
+            continue
+        try:
+            mtus[place.address] = route_mtu(own.bound, scoped(place.address, own.interface))
+        except OSError as error:
+            unreachable[each.endpoint] = str(error.strerror or error)
+    mtu = min(mtus.values(), default=0)
+    if mtu and here.datagram > own.datagram(mtu):
+        allowed = f"at most {own.datagram(mtu)}, for the MTU from {own.address} is {mtu}"
+        wrong = ConfigError.of("datagram", here.datagram, allowed)
+        meeting.tell_failure(wrong)
+        raise wrong
+    mine = {"mtu": mtu, "unreachable": unreachable}
+    everybodys = [json.loads(text) for text in meeting.exchange(json.dumps(mine))]
+    for endpoint, routes in enumerate(everybodys):
+        if routes["unreachable"]:
+            lost = [int(e) for e in routes["unreachable"]]
+            raise meeting.error(
+                f"{meeting.describe([endpoint])} has no route from {chosen[endpoint].address} to "
+                f"{meeting.describe(lost)} at {_chosen_of(chosen, lost)} "
+                f"({next(iter(routes['unreachable'].values()))}): set interface= or "
+                "GRADWIRE_INTERFACE to one network that all have",
+                sorted({endpoint, *lost}),
+            )
+    return [routes["mtu"] for routes in everybodys]
+
+
+def _chosen_of(chosen: list[LocalAddress], endpoints: Iterable[int]) -> str:
+    return ", ".join(dict.fromkeys(chosen[e].address for e in endpoints))
+
+
+def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> None:
+    """Raises RendezvousError naming the first field in which an endpoint differs from the first."""
+    first = configurations[0]
+    for endpoint, other in enumerate(configurations):
+        # These go first, for they explain why other options differ.
+        head = ("policy", "wrapper")
+        for name in (*head, *sorted((set(first) | set(other)) - set(head))):
+            ours, theirs = first.get(name, "unset"), other.get(name, "unset")
+            if ours != theirs:
+                raise meeting.error(
+                    f"{meeting.describe([endpoint])} has {name}={theirs!r}, "
+                    f"{meeting.describe([0])} has {name}={ours!r}: the plan must be the same on "
+                    "all ranks",
+                    [endpoint],
+                )
+
+
+def agree(
+    meeting: Meeting,
+    configuration: Mapping[str, object],
+    failure: ConfigError | None = None,
+) -> None:
+    """Checks that every endpoint of the meeting passes the same configuration; collective.
+
+    Args:
+        meeting: The meeting.
+        configuration: This endpoint's configuration.
+        failure: Why this endpoint cannot take part. It is raised here, and the others are notified.
+
+    Raises:
+        ConfigError: `failure`.
+        RendezvousError: An endpoint failed, or its configuration differs from the first one's; the
+            error names the endpoint and the field.
+    """
+    if failure is not None:
+        meeting.tell_failure(failure)
+        raise failure
+    texts = meeting.exchange(json.dumps(dict(configuration), default=str))
+    check_alike(meeting, [json.loads(text) for text in texts])
+
+
+def new_session() -> int:
+    """Returns a session tag of 31 random bits and a last bit of 1, so that it is never 0."""
+    return secrets.randbits(32) | 1
