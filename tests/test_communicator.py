@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
 from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport, mix_seed
 from gradwire.core.settings import Settings
-from gradwire.transport import communicator, engines
+from gradwire.transport import communicator, engines, joining, registry
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.engines import SharedEngine
 from gradwire.transport.meeting import Meeting
@@ -976,25 +976,25 @@ def test_an_engine_closed_before_it_is_joined_is_not_joined(
     closed: Any = FakeEngine(1, settings)
     fresh: Any = FakeEngine(2, settings)
     opened: list[Any] = []
-    monkeypatch.setattr(engines, "_engines", opened)
-    monkeypatch.setattr(engines, "_find", lambda *_: closed)
-    monkeypatch.setattr(engines, "_open", lambda *_: fresh)
+    monkeypatch.setattr(registry, "open_engines", opened)
+    monkeypatch.setattr(joining, "_find", lambda *_: closed)
+    monkeypatch.setattr(joining, "_open", lambda *_: fresh)
     store = dist.HashStore()
     alone = Meeting(store, "t", endpoint=0, workers=1, servers=0, timeout_s=1)
-    assert engines.join_engine(alone, store, "world", settings) is fresh
+    assert joining.join_engine(alone, store, "world", settings) is fresh
     assert opened == [fresh]
 
 
 def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = FakeEngine(1, Settings.build({}, environment={}))
     opened: list[Any] = [engine]
-    monkeypatch.setattr(engines, "_engines", opened)
+    monkeypatch.setattr(registry, "open_engines", opened)
     engine.users = 1
-    assert not engines._drop_unused(engine)
+    assert not registry.drop_unused(engine)
     assert opened == [engine]
     engine.users = 0
-    assert engines._drop_unused(engine)
-    assert engines._drop_unused(engine)  # gone already
+    assert registry.drop_unused(engine)
+    assert registry.drop_unused(engine)  # gone already
     assert engine.closed
     assert opened == []
 

@@ -33,7 +33,7 @@ from ddp_jobs import (
     wrap,
 )
 from gradwire.training.staging import _DirectStage
-from gradwire.transport import engines
+from gradwire.transport import engines, registry
 from gradwire.transport.communicator import Communicator
 from own_state import own_state
 from ranks import Failed, Ranks, free_port
@@ -521,7 +521,7 @@ def lost_on_one(rank: int, world: int) -> str:
     if rank == 1:
         engine = first.communicator.engine
         assert isinstance(engine, engines.SharedEngine)
-        engines._drop(engine)
+        registry.drop(engine)
     ddp = wrap(model())
     with pytest.raises(gradwire.RendezvousError) as raised:
         gradwire.attach(ddp, "reliable")
@@ -569,7 +569,7 @@ def starts_over(rank: int, world: int, store_ports: list[int]) -> int:
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(store_port)
         dist.init_process_group("gloo", rank=rank, world_size=world)
-    return len(engines._engines)
+    return len(registry.open_engines)
 
 
 def test_an_engine_of_a_store_that_is_gone_does_not_keep_its_port() -> None:

@@ -27,7 +27,7 @@ from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses
 from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle
 from gradwire.transport.arrays import as_flat, as_tensor
-from gradwire.transport.engines import join_engine
+from gradwire.transport.joining import join_engine
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.transport.store import BoundedStore, Store

@@ -9,15 +9,10 @@ be in a transfer. Until then it counts as a user, and the engine stays open for 
 
 from __future__ import annotations
 
-import atexit
 import collections
-import contextlib
 import ctypes
 import functools
-import gc
-import json
 import logging
-import multiprocessing.util
 import os
 import threading
 import time
@@ -25,20 +20,19 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gradwire.core.errors import ConfigError, TransferError
+from gradwire.core.errors import TransferError
 from gradwire.core.plan import TransferReport
 from gradwire.core.settings import Settings
+from gradwire.transport import registry
 from gradwire.transport.all_reduce import AllReduce, Engine, Handle
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import native_plan, transfer_report
-from gradwire.transport.open_engine import meet_servers, open_engine
-from gradwire.transport.store import Store, identity_of
 from gradwire.transport.threads import CompletionPool, Stager
 
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["SharedEngine", "collect_forgotten", "disorder", "join_engine"]
+__all__ = ["SharedEngine", "disorder"]
 
 log = logging.getLogger("gradwire")
 
@@ -181,17 +175,17 @@ class SharedEngine(Engine):
 
     def numbers(self) -> list[int]:
         """Returns the numbers that users of this engine have taken."""
-        with _engines_lock:
+        with registry.lock:
             return sorted(self._users)
 
     def take_number(self, number: int, user: str) -> None:
         """Takes a number that is free here, for a user whom warnings call so."""
-        with _engines_lock:
+        with registry.lock:
             self._users[number] = user
 
     def return_number(self, number: int) -> None:
         """Gives back a number that `take_number` took."""
-        with _engines_lock:
+        with registry.lock:
             self._users.pop(number, None)
 
     def counters(self) -> dict[str, float]:
@@ -218,14 +212,14 @@ class SharedEngine(Engine):
     def forget(self) -> None:
         """Notes that a communicator is garbage; the engine stays open for the next one."""
         if os.getpid() == self.pid:
-            with _engines_lock:
+            with registry.lock:
                 self.users -= 1
 
     def leave(self) -> None:
         """Notes that a communicator was closed, and closes the engine with the last one."""
         if os.getpid() == self.pid:
             self.forget()
-            _drop_unused(self)
+            registry.drop_unused(self)
 
     def close(self) -> None:
         """Closes the engine and ends the threads; open transfers fail.
@@ -298,8 +292,8 @@ class SharedEngine(Engine):
         native = self.native
         peers = [] if native is None else native.peers()
         late = {self._names.rank_of(p.endpoint) for p in peers if not p.has_begun(op, lane)}
-        with _engines_lock:
-            engines = list(_engines)
+        with registry.lock:
+            engines = list(registry.open_engines)
         found = [text for engine in engines for text in engine.begun_elsewhere(late)]
         return disorder(self._user(lane), found)
 
@@ -310,7 +304,7 @@ class SharedEngine(Engine):
             return []
         with self._mutex:
             begun = dict(self._next_ops)
-        with _engines_lock:
+        with registry.lock:
             lanes = [0, *(1 + number for number in self._users)]
         return [
             f"{self._names.describe([peer.endpoint])} in {self._user(lane)}"
@@ -322,7 +316,7 @@ class SharedEngine(Engine):
 
     def _user(self, lane: int) -> str:
         """Names the user of a lane; lane 0 is that of all without a number."""
-        with _engines_lock:
+        with registry.lock:
             return self._users.get(lane - 1, f"group {self.group!r}")
 
     def _watch_failure(self, native: _engine.Engine) -> None:
@@ -437,224 +431,3 @@ def disorder(own: str, others: Sequence[str]) -> str:
         f"; the order differs: this rank waits in {own}, {', '.join(others)}: modules and groups "
         "have to be stepped in the same order on all ranks"
     )
-
-
-def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) -> SharedEngine:
-    """Returns the open engine of this group in this store, or opens one; release it after use.
-
-    The call is collective: all ranks agree whether they reuse their engines or open new ones.
-
-    Args:
-        meeting: A meeting of the workers.
-        store: The job's store.
-        group: Name of the group.
-        settings: The settings.
-
-    Returns:
-        The engine.
-
-    Raises:
-        ConfigError: The open engine runs with other transport settings and is in use; or what
-            `open_engine` raises.
-        RendezvousError: That is so on another rank; or an engine is in use that others have closed
-            or lost; or what `open_engine` raises.
-    """
-    identity = identity_of(store)
-    try:
-        engine = _take(meeting, identity, group, settings)
-    except ConfigError as error:
-        meeting.tell_failure(error)
-        raise
-    try:
-        alike = _all_alike(meeting, engine)
-    except BaseException:
-        _give_back(engine)
-        raise
-    if engine is not None:
-        if alike:
-            return engine
-        _give_back(engine)
-        _drop_unused(engine)
-    engine = _open(meeting, store, identity, group, settings)
-    with _engines_lock:
-        _engines.append(engine)
-        _close_at_exit()
-    return engine
-
-
-def _take(meeting: Meeting, identity: str, group: str, settings: Settings) -> SharedEngine | None:
-    """Returns the engine that this rank could reuse, with one more user; None if there is none."""
-    with _engines_lock:
-        engine = _find(identity, group, meeting.endpoint, meeting.workers)
-    if engine is not None and engine.settings.transport() != settings.transport():
-        collect_forgotten()
-        if _drop_unused(engine):
-            engine = None
-    if engine is not None and engine.failure():
-        _drop(engine)
-        engine = None
-    if engine is None:
-        return None
-    _check_same_transport(engine.settings, settings)
-    with _engines_lock:
-        engine.users += 1  # before the check, so that nobody closes it in between
-        return engine if engine in _engines else None
-
-
-def _all_alike(meeting: Meeting, engine: SharedEngine | None) -> bool:
-    """Returns whether all ranks would reuse the same engine, or all have none."""
-    own = str(0 if engine is None else engine.session)
-    if all(session == own for session in meeting.exchange(own)):
-        return True
-    if engine is not None and engine.users > 1:
-        collect_forgotten()
-    used = json.dumps(engine is not None and engine.users > 1)
-    users = [rank for rank, text in enumerate(meeting.exchange(used)) if json.loads(text)]
-    if users:
-        raise meeting.error(
-            f"{meeting.describe(users)} still has an attachment over an engine that was closed, or "
-            "failed, on another rank: detach it there first",
-            users,
-        )
-    return False
-
-
-def _give_back(engine: SharedEngine | None) -> None:
-    if engine is not None:
-        with _engines_lock:
-            engine.users -= 1
-
-
-def _find(identity: str, group: str, rank: int, world_size: int) -> SharedEngine | None:
-    wanted = (identity, group, rank, world_size)
-    for engine in _engines:
-        if (engine.store, engine.group, engine.rank, engine.world_size) == wanted:
-            return engine
-    return None
-
-
-def _open(
-    meeting: Meeting,
-    store: Store,
-    identity: str,
-    group: str,
-    settings: Settings,
-) -> SharedEngine:
-    rank, world_size = meeting.endpoint, meeting.workers
-    # Engines of a store that is gone would keep port and threads.
-    alike = (group, rank, world_size)
-    stale = [old for old in _engines if (old.group, old.rank, old.world_size) == alike]
-    if any(old.users > 0 for old in stale):
-        collect_forgotten()
-    for old in stale:
-        _drop_unused(old)
-    if settings.server_count:
-        meeting = meet_servers(
-            store,
-            group,
-            settings,
-            endpoint=rank,
-            workers=world_size,
-            ranks=meeting.names.ranks,
-        )
-    opened = open_engine(store, meeting, settings)
-    return SharedEngine(
-        opened.engine,
-        store=identity,
-        group=group,
-        rank=rank,
-        world_size=world_size,
-        settings=settings,
-        session=opened.session,
-        datagram=opened.datagram,
-        meeting=opened.meeting,
-    )
-
-
-def _check_same_transport(open_: Settings, wanted: Settings) -> None:
-    for name, value in wanted.transport().items():
-        have = open_.transport()[name]
-        if value != have:
-            raise ConfigError.of(
-                name,
-                value,
-                f"this process's engine already runs with {name}={have!r}, and one engine "
-                "serves all attachments of a group; use the same value",
-            )
-
-
-_engines: list[SharedEngine] = []
-_engines_lock = threading.RLock()
-"""Guards `_engines`. Nothing may wait while it is held, least of all for a store.
-
-Finalizers take it on whatever thread collects garbage, even on one that holds it already."""
-
-
-def collect_forgotten() -> None:
-    """Collects communicators that nobody refers to, which do not count as users of an engine.
-
-    The time that it takes grows with the process's objects, so it is called only where a forgotten
-    communicator may be in the way. Two collections are needed: a DDP module is garbage in a cycle,
-    and its reducer, in C++, drops what it holds only once the module is gone.
-    """
-    gc.collect()
-    gc.collect()
-
-
-def _drop_unused(engine: SharedEngine) -> bool:
-    """Closes the engine unless somebody uses it; returns whether nobody did."""
-    with _engines_lock:
-        unused = engine.users <= 0
-        known = unused and engine in _engines
-        if known:
-            _engines.remove(engine)
-    if known:
-        engine.close()
-    return unused
-
-
-def _drop(engine: SharedEngine) -> None:
-    with _engines_lock:
-        known = engine in _engines
-        if known:
-            _engines.remove(engine)
-    if known:
-        engine.close()
-
-
-def _close_all() -> None:
-    with _engines_lock:
-        engines = list(_engines)
-        _engines.clear()
-    for engine in engines:
-        with contextlib.suppress(Exception):
-            engine.close()
-
-
-def _after_fork_in_child() -> None:
-    """Makes a forked child drop the engines, whose threads exist only in the parent.
-
-    Their ports are then free once the parent has closed them.
-    """
-    global _engines_lock
-    _engines_lock = threading.RLock()
-    for engine in _engines:
-        engine.leave_to_parent()
-    _engines.clear()
-
-
-def _close_at_exit() -> None:
-    """Registers the closing of the engines once in each process.
-
-    A process that multiprocessing has forked ends without `atexit`, hence the finalizer. While the
-    engines close they still resend what the others need for their last step.
-    """
-    global _closes_at_exit
-    if _closes_at_exit != os.getpid():
-        _closes_at_exit = os.getpid()
-        multiprocessing.util.Finalize(None, _close_all, exitpriority=10)
-
-
-_closes_at_exit = 0
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork_in_child)
