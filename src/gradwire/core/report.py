@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,10 @@ class StepReport:
 
     def line(self) -> str:
         """Returns the report as one line of JSON; non-finite numbers become null."""
-        return json.dumps(finite(asdict(self)), allow_nan=False, separators=(",", ":"))
+        values = {field.name: getattr(self, field.name) for field in fields(StepReport)}
+        values |= {"regions": (), "agreed": asdict(self.agreed)}
+        values = {**finite(values), "regions": [vars(region) for region in self.regions]}
+        return json.dumps(values, allow_nan=False, separators=(",", ":"))
 
 
 def _share(value: float) -> str:
