@@ -83,7 +83,7 @@ SECTIONS = {
         "strict_steps",
         "seed",
     ),
-    "The report": ("report",),
+    "The report, and other tools": ("report", "export"),
     "Losses made for tests": ("drop_rate", "drop_burst", "drop_seed"),
 }
 """The settings of every policy, by the section of the page that has them."""
@@ -100,6 +100,7 @@ MORE = {
     "error_feedback": "[error feedback](../policies.md#error-feedback)",
     "guard": "[the guard](../policies.md#the-guard)",
     "report": "[reading a report](../guides/reading-a-report.md)",
+    "export": "[dashboards and loggers](../guides/exports.md)",
     "min_bytes": "[the backend](../guides/backend.md)",
     "fill": "[fill](../policies.md#fill)",
     "spend": "[what may be lost](../concepts.md#what-may-be-lost)",

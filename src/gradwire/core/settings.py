@@ -14,7 +14,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +54,14 @@ PORT = int | str | tuple[int, int]
 """The type of a port, or of a range of them as text or a pair."""
 ALLOWED_PORTS = (
     f"a whole number from 0 to {LAST_PORT}, or a range of ports above 0, as in '29600-29700'"
+)
+EXPORTERS = ("prometheus", "tensorboard", "wandb", "opentelemetry")
+"""The names of gradwire's own exporters."""
+EXPORT = str | Sequence[object] | None
+"""The type of what is exported to, as text with commas, or as a list."""
+ALLOWED_EXPORTS = (
+    "prometheus:PORT, prometheus:FILE.prom, tensorboard:FOLDER, wandb, opentelemetry, or an object "
+    "with write(record) and close(); several in a list, or in one text with commas"
 )
 LARGEST_RISE = 1e6
 LONGEST_RUN = 1e9
@@ -138,6 +146,11 @@ class Settings:
         seed: Seed of the shuffled orders, alike on all ranks. Allowed: [0, 2**64).
         report: File for one JSON line per step, written by rank 0; with "{rank}" in the name every
             rank writes its own. Allowed: the name of a file, or None for no report.
+        export: Where the figures of each step go beside the report, by rank 0; with "{rank}" in a
+            target every rank has its own, as in "prometheus:9400+{rank}". Allowed:
+            "prometheus:PORT", "prometheus:FILE.prom", "tensorboard:FOLDER", "wandb",
+            "opentelemetry", several of them with commas or in a list, an object with write(record)
+            and close(), or None.
         on_failure: What a failed transfer does; "raise" is the only choice. Allowed: "raise".
         drop_rate: Share of packets that the receive path drops, for tests and demonstrations. Unit:
             share of the packets. Allowed: [0, 1).
@@ -174,6 +187,7 @@ class Settings:
     strict_steps: int = 10
     seed: int = 0
     report: str | os.PathLike[str] | None = None
+    export: EXPORT = None
     on_failure: str = "raise"
     drop_rate: float = 0.0
     drop_burst: float = 1.0
@@ -267,6 +281,7 @@ class Settings:
             object.__setattr__(self, "report", os.fspath(self.report))
         if self.report is not None and not (isinstance(self.report, str) and self.report):
             raise ConfigError.of("report", self.report, "the name of a file, or None")
+        object.__setattr__(self, "export", _exports(self.export))
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
         _whole("dscp", self.dscp, 0, 63)
         if not isinstance(self.ecn, bool):
@@ -300,6 +315,11 @@ class Settings:
         if read.get(name) == getattr(self, name):
             return f"from {variable}"
         return "as given"
+
+    def copied(self) -> Settings:
+        """Returns the settings of a copy, which cannot share exporters given as objects."""
+        named = tuple(each for each in self.export or () if isinstance(each, str))
+        return dataclasses.replace(self, export=named or None)
 
     def agreed(self) -> dict[str, object]:
         """Returns the settings that must be the same on all ranks."""
@@ -482,6 +502,8 @@ def _parsers(hint: object) -> list[Callable[[str], object]]:
     parsers: list[Callable[[str], object]] = []
     if hint == PORT:
         return [_ports]
+    if hint == EXPORT:
+        return [_exports]
     for part in _alternatives(hint):
         if typing.get_origin(part) is Literal:
             parsers.append(_one_of(typing.get_args(part)))
@@ -501,6 +523,8 @@ def _describe(hint: object) -> str:
     described: list[str] = []
     if hint == PORT:
         return ALLOWED_PORTS
+    if hint == EXPORT:
+        return ALLOWED_EXPORTS
     for part in _alternatives(hint):
         if typing.get_origin(part) is Literal:
             described.extend(repr(word) for word in typing.get_args(part))
@@ -550,6 +574,28 @@ def _ports(value: object) -> int | str:
     if not within or len(ends) > 2 or (low == 0 and len(ends) == 2):
         raise ConfigError.of("port", ends[0] if len(ends) == 1 else value, ALLOWED_PORTS)
     return low if low == high else f"{low}-{high}"  # type: ignore[return-value]
+
+
+def _exports(value: object) -> tuple[object, ...] | None:
+    """Returns what is exported to, one by one; raises ConfigError where one is unknown."""
+    if value is None:
+        return None
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    found: list[object] = []
+    for each in listed:
+        if not isinstance(each, str):
+            if not (hasattr(each, "write") and hasattr(each, "close")):
+                raise ConfigError.of("export", each, ALLOWED_EXPORTS)
+            found.append(each)
+            continue
+        for part in each.split(","):
+            kind, colon, target = part.strip().partition(":")
+            aimed = kind in EXPORTERS[:2]
+            if kind not in EXPORTERS or {bool(colon), bool(target)} != {aimed}:
+                near = suggestion(kind, EXPORTERS) if kind not in EXPORTERS else ""
+                raise ConfigError.of("export", part.strip(), f"{ALLOWED_EXPORTS}{near}")
+            found.append(part.strip())
+    return tuple(found)
 
 
 def _seconds(name: str, value: object, low: float) -> None:

@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gradwire.core.errors import ConfigError
 from gradwire.core.names import named_parameters, some_of
 from gradwire.core.plan import LARGEST_DATAGRAM
-from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
+from gradwire.exports.telemetry import Telemetry, open_telemetry
 from gradwire.policies import Policy
 from gradwire.policies.registry import agreed_configuration
 from gradwire.training.bucket import ParameterNames
@@ -121,7 +121,7 @@ class Connection:
         self,
         group: Group,
         meeting: Meeting,
-        writer: ReportWriter | None,
+        writer: Telemetry | None,
         undo: contextlib.ExitStack,
     ) -> GradientPipeline:
         """Opens the engine where this rank has one, and makes the pipeline; collective.
@@ -129,7 +129,7 @@ class Connection:
         Args:
             group: The group.
             meeting: A meeting of its members.
-            writer: The file of reports.
+            writer: What takes the steps' reports.
             undo: Gets what a failure has to undo.
         """
         settings = self._settings
@@ -158,11 +158,11 @@ class Connection:
         more = {"scaler": self._scaler, "lends": self.attached, "module": self._module}
         return kind(seat, communicator, *parts, number, *rest, **more)
 
-    def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
-        """Opens the report file, or finds why this rank cannot take part.
+    def _ready(self, group: Group) -> tuple[Telemetry | None, ConfigError | None]:
+        """Opens the report file and the exporters, or finds why this rank cannot take part.
 
         Returns:
-            The file and None, or None and the error, which the caller publishes for the others.
+            These and None, or None and the error, which the caller publishes for the others.
         """
         try:
             if not self.attached:
@@ -178,8 +178,7 @@ class Connection:
             self._prepare()  # a copy knows no names
             if group.rank == 0:
                 _name_alone(self._alone)
-            report = self._settings.report
-            return ReportWriter.open(report, group.job_rank, group.rank == 0), None
+            return open_telemetry(self._settings, group.job_rank, first=group.rank == 0), None
         except ConfigError as error:
             return None, error
 

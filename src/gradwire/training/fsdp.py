@@ -36,6 +36,7 @@ from gradwire.training.fsdp_passes import Passes
 from gradwire.training.guard import floor_of
 from gradwire.training.optimizers import Given, held_by
 from gradwire.training.pipeline import GradientPipeline
+from gradwire.training.profiled import bucket_range, wait_in_range
 from gradwire.training.staging import without_traceback
 
 __all__ = ["Alone", "ReduceScatter", "Replicated", "Sharded", "average"]
@@ -354,12 +355,15 @@ class FullySharded(Connection):
         self._next += 1
         self._begun.append((group, members))
         layout = self._layout(group, members)
-        result = pipeline.reduce(bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT)
+        start = functools.partial(
+            pipeline.reduce, bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT
+        )
+        result = bucket_range(bucket.index(), start)
         # Where what is trained has changed, others may not know of it: torch's gathers, of which
         # this rank then has other ones, come after all ranks have agreed.
         waits = bool(reads) or (changed and not pipeline.guards)
         if waits:
-            pipeline.wait()
+            wait_in_range(pipeline.wait)
         if waits or result.done():
             self._await(result)  # raises what failed, and orders streams
         else:
@@ -384,7 +388,7 @@ class FullySharded(Connection):
             self._ended = True
             pipeline.confirm_end()
         results.append(pipeline.reduce(LastBucket(self._next, torch.empty(0), [])))
-        pipeline.wait()
+        wait_in_range(pipeline.wait)
         for each in results:
             self._await(each)
 

@@ -8,6 +8,7 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from gradwire.training.ddp_module import python_reducer
 from gradwire.training.off import OFF, agree_off
 from gradwire.training.optimizers import Given, Optimizers
 from gradwire.training.pipeline import GradientPipeline
+from gradwire.training.profiled import bucket_range, wait_in_range
 
 __all__ = ["HookState", "comm_hook"]
 
@@ -237,7 +239,7 @@ class HookState(Connection):
     def __getstate__(self) -> dict[str, Any]:
         return {
             "policy": self.policy,
-            "settings": self._settings,
+            "settings": self._settings.copied(),
             "active": self.active,
             "finds_unused": self.find_unused_parameters,
         }
@@ -292,7 +294,8 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
     pipeline = state.pipeline
     state.follow(pipeline)
     # Outside of a backward pass DDP calls the hook on behalf of a rank that has joined.
-    future = pipeline.reduce(bucket, joined=torch._C._current_graph_task_id() == -1)
+    joined = torch._C._current_graph_task_id() == -1
+    future = bucket_range(bucket.index(), lambda: pipeline.reduce(bucket, joined=joined))
     if bucket.is_last() and threading.current_thread() is threading.main_thread():
         _heed_signals(state, pipeline)
     return future
@@ -307,10 +310,11 @@ def _heed_signals(state: HookState, pipeline: GradientPipeline) -> None:
     """
     if state.delayed:
         state.delayed = False
-        pipeline.wait()
+        wait_in_range(pipeline.wait)
         return
+    wait = functools.partial(wait_in_range, pipeline.wait)
     with contextlib.suppress(RuntimeError):  # no backward pass: DDP.join's share in the others'
-        torch.autograd.Variable._execution_engine.queue_callback(pipeline.wait)
+        torch.autograd.Variable._execution_engine.queue_callback(wait)
 
 
 def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -37,6 +37,7 @@ from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_see
 from gradwire.core.report import ReportWriter, StepReport, build_report
 from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
+from gradwire.exports.telemetry import Telemetry
 from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
 from gradwire.training import step_end
@@ -101,7 +102,7 @@ class GradientPipeline:
         names: Names of the parameters.
         number: The number that it has taken of the communicator; `close` returns it.
         optimizers: The optimizers; None where they are not known.
-        writer: The open file of reports, which `close` closes; None for none.
+        writer: What takes the steps' reports, which `close` closes; None for nothing.
         clock: Returns the time in seconds.
         scaler: The loss scaler, which gives the scale of gradients at each step's start and skips
             steps that are not finite; None where `set_grad_scale` gives the scale.
@@ -129,7 +130,7 @@ class GradientPipeline:
         names: ParameterNames,
         number: int,
         optimizers: Optimizers | None = None,
-        writer: ReportWriter | None = None,
+        writer: ReportWriter | Telemetry | None = None,
         clock: Callable[[], float] = time.perf_counter,
         scaler: torch.amp.GradScaler | None = None,
         host: Host | None = None,
@@ -424,7 +425,7 @@ class GradientPipeline:
             self._skipped.pop(id(each), None)
 
     def close(self) -> None:
-        """Closes the report file, and the engine unless others use it. Idempotent."""
+        """Closes what takes reports, and the engine unless others use it. Idempotent."""
         if not self._closed:
             self._closed = True
             self.communicator.return_number(self.number)
