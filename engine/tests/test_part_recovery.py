@@ -146,7 +146,28 @@ def test_a_packet_is_lost_three_packets_below_an_acknowledged_one(
 ) -> None:
     recovery = sending(5)
     recovery.on_ack(ack_of([acked]), MS)
-    assert recovery.detect_losses() == lost(*gone)
+    assert recovery.detect_losses(MS) == lost(*gone)
+
+
+@pytest.mark.parametrize(
+    ("rtt", "window"),
+    [
+        (1 * MS, 500 * US),  # at least
+        (8 * MS, 2 * MS),  # a quarter of the round-trip time
+    ],
+)
+def test_a_missing_packet_is_lost_once_the_reordering_window_has_passed(
+    rtt: int, window: int
+) -> None:
+    recovery = sending(2)
+    assert recovery.loss_due() == NEVER
+    recovery.on_ack(ack_of([2]), rtt)
+    assert recovery.detect_losses(rtt) == []
+    assert recovery.loss_due() == rtt + window
+    assert recovery.detect_losses(rtt + window - 1) == []
+    assert recovery.detect_losses(rtt + window) == lost(1)
+    assert recovery.loss_due() == NEVER
+    assert recovery.next_timeout(LONG_AGO, rtt) > rtt + window
 
 
 @pytest.mark.parametrize(
@@ -164,69 +185,90 @@ def test_a_packet_is_lost_that_was_sent_long_enough_before_an_acknowledged_one(
     recovery = sending(1)
     recovery.send(earlier)
     recovery.on_ack(ack_of([2]), earlier + rtt)
-    assert recovery.detect_losses() == lost(*gone)
+    assert recovery.detect_losses(earlier + rtt) == lost(*gone)
 
 
-def gap_of_loss(recovery: Recovery, now: int) -> int:
-    """How many packets after a missing one have to be acknowledged until it counts as lost."""
-    missing = recovery.next()
+def overtake(recovery: Recovery, late: int, now: int) -> int:
+    """One packet is acknowledged `late` after the one sent behind it; returns when."""
+    first = recovery.next()
     recovery.send(now)
-    for gap in range(1, 2_000):
+    recovery.send(now)
+    now += 2 * MS
+    recovery.on_ack(ack_of([first + 1]), now)
+    recovery.detect_losses(now)
+    recovery.on_ack(ack_of([first, first + 1]), now + late)
+    return now + late
+
+
+def time_of_loss(recovery: Recovery, now: int) -> int:
+    """How long a packet goes missing, beyond a round of 2 ms, until it counts as lost."""
+    missing = recovery.next()
+    for _ in range(200):
         recovery.send(now)
-        recovery.on_ack(ack_of([missing + gap]), now)
-        if recovery.detect_losses():
-            return gap
-    raise AssertionError("it is never lost")
+    recovery.on_ack(ack_of(range(missing + 1, missing + 200)), now + 2 * MS)
+    if not recovery.detect_losses(now + 2 * MS):
+        due = recovery.loss_due()
+        assert recovery.detect_losses(due - 1) == []
+        assert recovery.detect_losses(due) == lost(missing)
+        return due - now - 2 * MS
+    return 0
 
 
-def reorder(recovery: Recovery, by: int, now: int) -> None:
-    """One packet is acknowledged after `by` later ones, when it has been declared lost."""
-    late = recovery.next()
-    for _ in range(by + 1):
+def test_after_reordering_packets_are_lost_by_its_time_alone() -> None:
+    recovery = Recovery()
+    assert time_of_loss(recovery, 0) == 0  # three later packets were enough
+    now = overtake(recovery, 1_300 * US, SECOND)
+    assert time_of_loss(recovery, now) == 1_300 * US
+    now = overtake(recovery, 700 * US, now + SECOND)
+    assert time_of_loss(recovery, now) == 1_300 * US
+    now = overtake(recovery, 100 * US, now + 11 * SECOND)
+    assert time_of_loss(recovery, now) == 500 * US
+
+
+def test_a_packet_that_was_resent_in_haste_widens_the_reordering_window() -> None:
+    recovery = sending(4)
+    recovery.on_ack(ack_of([2, 3, 4]), 2 * MS)
+    assert recovery.detect_losses(2 * MS) == lost(1)
+    assert recovery.on_ack(ack_of([1, 4]), 2_900 * US) == (True, [1], 0, 0, 1)
+    assert time_of_loss(recovery, 3 * MS) == 900 * US
+
+
+def test_packets_that_were_sent_later_and_come_no_sooner_are_no_reordering() -> None:
+    recovery = sending(8)
+    recovery.on_ack(ack_of([2, 1]), MS)
+    recovery.on_ack(ack_of([4, 3]), MS)
+    assert time_of_loss(recovery, MS) == 0
+
+
+def test_reordering_is_forgotten_within_ten_seconds() -> None:
+    recovery = Recovery()
+    now = overtake(recovery, 900 * US, 0)
+    assert time_of_loss(recovery, now + 4 * SECOND) == 900 * US
+    assert time_of_loss(recovery, now + 11 * SECOND) == 0
+
+
+def test_the_reordering_window_is_at_most_a_probe_time_out() -> None:
+    recovery = Recovery()
+    now = overtake(recovery, 900 * MS, 0)
+    for _ in range(50):  # the deviation of the round-trip time has become small again
         recovery.send(now)
-    recovery.on_ack(ack_of(range(late + 1, late + by + 1)), now)
-    assert recovery.detect_losses() == lost(late)
-    assert recovery.on_ack(ack_of([late, late + by]), now) == (True, [late], 0, 0, 1)
-
-
-def test_reordering_raises_the_packet_threshold_and_it_is_forgotten_step_by_step() -> None:
-    recovery = Recovery()
-    assert gap_of_loss(recovery, MS) == 3
-    reorder(recovery, 40, MS)
-    gaps = [gap_of_loss(recovery, MS)]
-    while gaps[-1] > 3:
-        recovery.forget_reordering()
-        gaps.append(gap_of_loss(recovery, MS))
-    assert gaps == [42, 31, 23, 17, 12, 9, 6, 4, 3]
-
-
-def test_reordering_beyond_512_packets_is_loss() -> None:
-    recovery = Recovery()
-    reorder(recovery, 600, MS)
-    assert gap_of_loss(recovery, MS) == 512
-
-
-def test_after_reordering_time_alone_loses_no_packet() -> None:
-    recovery = Recovery()
-    reorder(recovery, 3, 0)
-    recovery.send(0)
-    recovery.send(SECOND)
-    recovery.on_ack(ack_of([recovery.next() - 1]), SECOND + MS)
-    assert recovery.detect_losses() == []
+        recovery.on_ack(ack_of([recovery.next() - 1]), now + 2 * MS)
+        now += 3 * MS
+    assert time_of_loss(recovery, now) <= recovery.rtt.probe_timeout() < 5 * MS
 
 
 def test_what_is_refused_is_not_lost() -> None:
     recovery = sending(8)
     recovery.on_ack(ack_of([8], refused=3), MS)
     refused = [(number, Again.refused) for number in (1, 2, 3)]
-    assert recovery.detect_losses() == [*refused, *lost(4, 5)]
+    assert recovery.detect_losses(MS) == [*refused, *lost(4, 5)]
 
 
 def test_a_refused_number_that_was_never_sent_means_nothing() -> None:
     recovery = sending(4)
     recovery.on_ack(ack_of([4], refused=900), MS)
     assert not recovery.refused(MS)
-    assert recovery.detect_losses() == lost(1)
+    assert recovery.detect_losses(MS) == lost(1)
 
 
 def test_a_peer_counts_as_full_for_one_probe_time_out_after_it_refused_a_packet() -> None:
@@ -556,7 +598,7 @@ def test_each_packet_leaves_flight_once_and_is_acknowledged_once(
             assert in_flight == 1_000 * len(flight & numbers)
             acked |= numbers
             flight -= numbers
-            leave(recovery.detect_losses())
+            leave(recovery.detect_losses(now))
         elif what == "time-out":
             now += value * MS
             leave(recovery.on_timeout(LONG_AGO, now)[1])

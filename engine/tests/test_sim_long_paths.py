@@ -8,6 +8,7 @@ what the server's port takes.
 
 from dataclasses import replace
 from math import log2
+from statistics import median
 
 import numpy as np
 import pytest
@@ -32,10 +33,11 @@ class Pushes:
         *,
         servers: int = 1,
         queue: int = Link().queue,
+        seed: int = 1,
     ) -> None:
         self.link = Link(rate=rate, queue=queue, delay=round_trip / 4)
         self.round_trip = round_trip
-        self.fabric = Fabric(workers, servers=servers, link=self.link, seed=1, **HOSTS)
+        self.fabric = Fabric(workers, servers=servers, link=self.link, seed=seed, **HOSTS)
         self.op = 0
         self.fabric.run(0.3, until_done=False)  # everybody has found everybody
 
@@ -178,10 +180,13 @@ def test_heavy_loss_after_seconds_of_quiet_of_an_op_that_is_out_before_it_shows(
 
 def test_heavy_loss_for_seconds() -> None:
     """Packets are missing in every round: no sign that the window overflows a port."""
-    job = Pushes(3, SLOW, 40e-3, queue=NETWORK_B.queue)
-    for _ in range(4):
-        job.push(4)
-    assert job.push(80, 0.408, 0.7, 0.7) < job.mark(80, 0.408, 0.7)
+    took = []
+    for seed in range(3):
+        job = Pushes(3, SLOW, 40e-3, queue=NETWORK_B.queue, seed=seed)
+        for _ in range(4):
+            job.push(4)
+        took.append(job.push(80, 0.408, 0.7, 0.7))
+    assert median(took) < job.mark(80, 0.408, 0.7), took
 
 
 @pytest.mark.parametrize("loss", [0.6, 0.9])

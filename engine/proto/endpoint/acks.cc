@@ -120,7 +120,7 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   packets_acked(path, now);
   on_counts(path, ack, now);
   if (scratch.acked.bytes == 0) return true;
-  path.recovery.detect_losses(scratch.lost);
+  path.recovery.detect_losses(now, scratch.lost);
   packets_lost(path, now);
   const Rtt& rtt = path.recovery.rtt;
   const auto windows = [&] {
@@ -140,6 +140,10 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
 }
 
 void Endpoint::Impl::check_probe(Path& path, Nanos now) {
+  if (path.recovery.loss_due() <= now) {
+    path.recovery.detect_losses(now, scratch.lost);
+    packets_lost(path, now);
+  }
   // Chunks that wait matter only where a packet does not recover by itself.
   const bool more = path.recovery.waiting() && backlog(path) > 0;
   if (!path.recovery.on_timeout(path.life.last_heard, more, sender.throttled(), now, scratch.lost))

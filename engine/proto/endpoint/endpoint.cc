@@ -82,11 +82,6 @@ void Endpoint::Impl::on_timer(Nanos now) {
     }
   }
   due.last_timer = due.clock = now;
-  if (now - due.reordering_forgotten > kSecond) {
-    due.reordering_forgotten = now;
-    for (auto& p : paths)
-      if (p) p->recovery.forget_reordering();
-  }
   sender.on_timer(now);
   settle();
   std::vector<Path*> checked;

@@ -84,7 +84,6 @@ struct Due {
   Nanos pace = 0;         // the next train
   Nanos last_timer;       // the last on_timer()
   Nanos clock;            // the latest time that is known
-  Nanos reordering_forgotten = 0;
 };
 
 // Scratch is memory that is used again and again.

@@ -66,7 +66,8 @@ Nanos Endpoint::Impl::next_check(Path& path) const {
       next = std::min(next, path.life.first_ping + kTrialAfter + 1);
   }
   if (path.recovery.waiting())
-    next = std::min(next, path.recovery.next_timeout(path.life.last_heard, due.last_timer));
+    next = std::min({next, path.recovery.loss_due(),
+                     path.recovery.next_timeout(path.life.last_heard, due.last_timer)});
   else if (path.recovery.timeouts() > 0)
     next = std::min(next, due.last_timer);
   return next;

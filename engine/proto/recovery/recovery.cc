@@ -5,16 +5,13 @@
 namespace gradwire {
 
 namespace {
-// Packets: beyond this threshold reordering is loss.
-constexpr uint64_t kMostPacketThreshold = 512;
-// Packets that the threshold exceeds a gap by which proved to be reordering.
-constexpr uint64_t kBeyond = 2;
-// Each second the threshold falls by one part of so many, since reordering ends with its cause.
-constexpr uint64_t kForgotten = 4;
-// The time threshold is one part of so many of RTprop (RFC 8985 §6.2).
+// Packets sent later that have arrived before a packet counts as lost, while none was reordered
+// (RFC 8985 §6.2).
+constexpr uint64_t kPacketThreshold = 3;
+// The reordering window is one part of so many of RTprop before any reordering (RFC 8985 §6.2).
 constexpr Nanos kReordering = 4;
-// The least time threshold.
-constexpr Nanos kTimeThreshold = 500 * kMicrosecond;
+// The least reordering window: hosts read packets of one train so much apart.
+constexpr Nanos kLeastReordering = 500 * kMicrosecond;
 // Probe time-outs in a row before the backoff grows.
 constexpr uint32_t kQuickProbes = 40;
 // Doublings of the time-out before and after that at most.
@@ -41,6 +38,8 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
     refused_ = refused;
     refused_time_ = now;
   }
+  const uint64_t before = largest_acked_;
+  early_.forget_old(now);
   const uint64_t known = largest + 1 - std::min(sent_.oldest(), largest + 1);
   for (uint64_t w = 0; w < ack.words && w * 64 < known; ++w) {
     const uint64_t from = largest - w * 64;
@@ -50,9 +49,10 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
       if (packet->number == largest && largest > largest_acked_ &&
           packet->state != SentPacket::State::lost)
         rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
-      acknowledge(*packet, acked);
+      acknowledge(*packet, before, now, acked);
     }
   }
+  if (largest_acked_ > before) largest_rtt_ = now - largest_acked_sent_;
   if (acked.bytes) {
     timeouts_ = probes_ = 0;
     timer_base_ = now;
@@ -69,14 +69,13 @@ void Recovery::order(uint64_t largest, uint32_t delay_us) {
   reported_delay_us_ = delay_us;
 }
 
-void Recovery::acknowledge(SentPacket& packet, Acked& acked) {
+// Takes an acknowledged packet. `before`: the largest number acknowledged by earlier ACKs.
+void Recovery::acknowledge(SentPacket& packet, uint64_t before, Nanos now, Acked& acked) {
   acked.packets.push_back(packet);
   if (packet.state != SentPacket::State::flight) ++acked.spurious;
+  // A packet sent later overtook it, so packets are lost only after that time (RFC 8985 §6.2).
+  if (packet.number < before) early_.add(largest_rtt_ - (now - packet.time), now);
   if (packet.state == SentPacket::State::lost) {
-    // The packet was only late, so later packets need a larger gap to be lost (RFC 8985 §6.2).
-    packet_threshold_ =
-        std::min(std::max(packet_threshold_, largest_acked_ - packet.number) + kBeyond,
-                 kMostPacketThreshold);
     sent_.settle(packet, SentPacket::State::acked);
     return;
   }
@@ -99,24 +98,29 @@ void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
   lost.push_back({packet, why});
 }
 
-// A packet is lost by the packet threshold, or by the time threshold: sent long enough before the
-// largest acknowledged one.
-void Recovery::detect_losses(std::vector<Lost>& lost) {
-  const Nanos window = std::max(rtt.minimum() / kReordering, kTimeThreshold);
+Nanos Recovery::reordering_window() const {
+  const Nanos least = std::max(rtt.minimum() / kReordering, kLeastReordering);
+  return early_.any() ? std::clamp(-early_.get(), least, std::max(least, rtt.probe_timeout()))
+                      : least;
+}
+
+// A packet is lost once a packet sent later has been acknowledged and the reordering window has
+// passed. Packets that arrive in order need no window: three later ones are enough.
+void Recovery::detect_losses(Nanos now, std::vector<Lost>& lost) {
+  loss_due_ = kNever;
+  const Nanos window = largest_rtt_ + reordering_window();
   for (uint64_t n = sent_.lowest(); n < largest_acked_; ++n) {
     SentPacket* packet = in_flight(n);
     if (!packet) continue;
-    if (n + packet_threshold_ > largest_acked_ &&
-        (packet->time + window > largest_acked_sent_ || packet_threshold_ > kPacketThreshold))
-      break;
+    const bool ordered = !early_.any() && n + kPacketThreshold <= largest_acked_;
+    if (!ordered && packet->time + window > now) {
+      loss_due_ = packet->time + window;
+      return;
+    }
     // An ACK reports only the highest refused number, so packets below it count as refused, not as
     // lost.
     give_up(*packet, n <= refused_ ? Again::refused : Again::lost, lost);
   }
-}
-
-void Recovery::forget_reordering() {
-  packet_threshold_ = std::max(kPacketThreshold, packet_threshold_ * (kForgotten - 1) / kForgotten);
 }
 
 // The backoff stays small while packets of the peer arrive: then it is neither dead nor cut off,

@@ -1,9 +1,10 @@
 // Recovery decides which packets of one path have arrived and which go again: by acknowledgements,
-// the packet and time thresholds (RFC 9002 §6.1), probe time-outs (§6.2, RFC 8985 §7) and, under
-// heavy loss, by repetition before an ACK can arrive.
+// reordering time (RFC 8985 §6.2) with a loss timer (RFC 9002 §6.1.2), probe time-outs (§6.2) and,
+// under heavy loss, by repetition before an ACK can arrive.
 //
-// Call on_sent() for each packet, on_ack() for each ACK and detect_losses() after it, on_timeout()
-// once next_timeout() is due. What a packet carries is the caller's matter: it gets copies of the
+// Call on_sent() for each packet, on_ack() for each ACK, detect_losses() after it and once
+// loss_due() has come, on_timeout() once next_timeout() is due. What a packet carries is the
+// caller's matter: it gets copies of the
 // packets that are acknowledged or lost. on_ack() is the only one to sample the round-trip time,
 // except for the caller's pings.
 #pragma once
@@ -61,13 +62,15 @@ class Recovery {
   // peer's state is the latest known.
   bool latest() const { return latest_; }
   uint64_t largest_acked() const { return largest_acked_; }
-  // Declares packets lost; call it after an ACK that acknowledged some. Appends to `lost`.
-  void detect_losses(std::vector<Lost>& lost);
+  // Declares packets lost; call it after an ACK that acknowledged some, and at loss_due(). Appends
+  // to `lost`.
+  void detect_losses(Nanos now, std::vector<Lost>& lost);
+  // When the oldest missing packet is lost unless it is acknowledged before; kNever when none is
+  // missing.
+  Nanos loss_due() const { return loss_due_; }
   Nanos largest_acked_sent() const { return largest_acked_sent_; }
   // True when the peer has lately reported packets for which it had no room.
   bool refused(Nanos now) const { return now - refused_time_ < rtt.probe_timeout(); }
-  // Lowers the packet threshold, which spurious retransmissions have raised; once a second.
-  void forget_reordering();
 
   // ---- probe time-outs
   // True when an answer is due some time: packets are in flight, or credit is awaited.
@@ -100,11 +103,10 @@ class Recovery {
   Nanos repeat_data(Nanos after, Copies& copies, Nanos now, std::vector<Lost>& lost);
   void give_up(SentPacket& packet, Again why, std::vector<Lost>& lost);
   SentPacket* in_flight(uint64_t number);
-  void acknowledge(SentPacket& packet, Acked& acked);
+  void acknowledge(SentPacket& packet, uint64_t before, Nanos now, Acked& acked);
+  Nanos reordering_window() const;
   void order(uint64_t largest, uint32_t delay_us);
 
-  // Packets: the threshold before any reordering (RFC 9002 §6.1.1).
-  static constexpr uint64_t kPacketThreshold = 3;
   SentPackets sent_;
   std::vector<uint64_t> control_;  // numbers of control frames, in order; some are acknowledged
   // Of the latest ACK: the largest number, and how long before it had arrived.
@@ -115,9 +117,13 @@ class Recovery {
   Nanos largest_acked_sent_ = 0;
   uint64_t refused_ = 0;           // highest number that the peer has reported as refused
   Nanos refused_time_ = -kSecond;  // when that report arrived
-  uint64_t packet_threshold_ = kPacketThreshold;  // grows with spurious retransmissions
-  Nanos timer_base_ = 0;                          // start of the probe timer
-  uint32_t timeouts_ = 0;                         // probe time-outs in a row
+  // How long after packets sent later a packet was acknowledged, the most in the last seconds:
+  // negative, since the longest is kept.
+  WindowedMin early_;
+  Nanos largest_rtt_ = 0;    // from sending the largest acknowledged packet to its ACK
+  Nanos loss_due_ = kNever;  // when the oldest missing packet is lost
+  Nanos timer_base_ = 0;     // start of the probe timer
+  uint32_t timeouts_ = 0;    // probe time-outs in a row
   uint32_t probes_ = 0;
   bool starved_ = false;  // backlog without credit since timer_base_
 };

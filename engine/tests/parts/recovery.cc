@@ -141,15 +141,17 @@ void bind_recovery(nb::module_& module) {
           },
           "ack"_a, "now"_a)
       .def("latest", &Recovery::latest)
-      .def("detect_losses",
-           [](Recovery& self) {
-             std::vector<Recovery::Lost> lost;
-             self.detect_losses(lost);
-             return numbers(lost);
-           })
+      .def(
+          "detect_losses",
+          [](Recovery& self, Nanos now) {
+            std::vector<Recovery::Lost> lost;
+            self.detect_losses(now, lost);
+            return numbers(lost);
+          },
+          "now"_a)
+      .def("loss_due", &Recovery::loss_due)
       .def("largest_acked", &Recovery::largest_acked)
       .def("refused", &Recovery::refused, "now"_a)
-      .def("forget_reordering", &Recovery::forget_reordering)
       .def("waiting", &Recovery::waiting)
       .def("next_timeout", &Recovery::next_timeout, "heard"_a, "now"_a)
       .def(
