@@ -1,4 +1,5 @@
 // Plan, chunk_grid and Completion in Python.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -8,6 +9,8 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "binding/binding.h"
 #include "binding/errors.h"
@@ -281,7 +284,15 @@ void bind_plan(nb::module_& module) {
                    [](const Report& r) { return r.cost.traffic.retransmissions; })
       .def_prop_ro("passes", [](const Report& r) { return r.cost.passes; })
       .def_prop_ro("rtprop_ns", [](const Report& r) { return r.cost.rtprop; })
-      .def_prop_ro("btlbw", [](const Report& r) { return r.cost.btlbw; });
+      .def_prop_ro("btlbw", [](const Report& r) { return r.cost.btlbw; })
+      .def_prop_ro("waits", [](const Report& r) {
+        const Waits& w = r.cost.waits;
+        std::vector<std::pair<int64_t, int64_t>> all;
+        for (const Waits::Most& most :
+             {w.opened, w.pushed, w.pulled, w.queued, w.resent.most(), w.missed.most(), w.burst})
+          all.emplace_back(most.peer == Waits::kNobody ? -1 : most.peer, most.value);
+        return all;
+      });
 }
 
 }  // namespace gradwire::binding

@@ -210,6 +210,9 @@ class Completion:
     datagram_bytes: int  # the longest that all paths carry, the same on all workers
     rtprop_ns: int  # the smallest of all paths in the last 10 s
     btlbw: float  # the engine's estimate of the bottleneck in bytes per second
+    # What it waited for, as (endpoint, -1 for none; value): who began, contributed and answered
+    # last (ns since its start), the longest queueing (ns); packets resent, missed, in one burst.
+    waits: list[tuple[int, int]]
 
     def take_result_error(self) -> NDArray[np.float32]:
         """Hands over the encoding's error in the scaled results of this rank's shard.

@@ -69,7 +69,15 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
 }
 
 void Endpoint::Impl::packets_lost(Path& path, Nanos now) {
-  for (const Recovery::Lost& each : scratch.lost) packet_lost(path, each.packet, each.why, now);
+  int64_t run = 0;
+  uint64_t next = 0;
+  for (const Recovery::Lost& each : scratch.lost) {
+    const uint64_t number = each.packet.number;
+    run = each.why != Again::lost ? 0 : number == next ? run + 1 : 1;
+    next = number + 1;
+    if (Op* op = find(each.packet.op)) op->waits.burst.note(path.peer, run);
+    packet_lost(path, each.packet, each.why, now);
+  }
   scratch.lost.clear();
   touch(path);
 }

@@ -21,6 +21,7 @@
 #include "proto/base/overhead.h"
 #include "proto/base/time.h"
 #include "proto/base/zeroed.h"
+#include "proto/endpoint/waits.h"
 #include "proto/path/path_counters.h"
 #include "proto/plan/lanes.h"
 #include "proto/plan/plan.h"
@@ -110,6 +111,7 @@ struct OpCost {
   uint32_t passes = 0;  // of the push: the most of any shard; 0 under control "stream"
   Nanos rtprop = 0;
   double btlbw = 0;  // bytes/s
+  Waits waits;
 };
 
 struct OpReport {

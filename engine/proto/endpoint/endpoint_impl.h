@@ -155,7 +155,8 @@ struct Endpoint::Impl {
   bool on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_error(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now);
-  void measure(Path& path, const wire::Header& header, uint64_t bytes, Nanos now, Nanos arrival);
+  Nanos measure(Path& path, const wire::Header& header, uint64_t bytes, Nanos now, Nanos arrival);
+  void note_waits(const Path& path, uint64_t op_id, uint64_t number, Nanos queue);
   void schedule_ack(Path& path, const wire::Header& header, Nanos now);
   // True when the op's chunks of this worker are summed here.
   bool sums_for(const Op& op, uint16_t worker) const {
@@ -366,7 +367,7 @@ struct Endpoint::Impl {
   void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
 
   // results.cc
-  void after_sum(Op& op, Nanos now);
+  void after_sum(Op& op, Nanos now, uint16_t by = Waits::kNobody);
   void stop_regions(Op& op);
   void pass_on(Op& op, Nanos now);
   void send_close(Op& op);

@@ -258,8 +258,11 @@ bool Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   }
   op.aggregator->votes[worker] = fixed.stats;
   op.aggregator->longest[worker] = fixed.longest;
+  // A worker whose contributions have come before has begun earlier: this OPEN was lost at first.
+  if (op.aggregator->sum.undecided(worker) == op.own_shard().size())
+    op.waits.opened.note(worker, now - op.started);
   op.aggregator->sum.open(worker, critical, now);
-  after_sum(op, now);
+  after_sum(op, now, worker);
   answer_push(op, worker);
   return true;
 }

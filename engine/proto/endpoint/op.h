@@ -92,6 +92,7 @@ struct Op {
   std::unique_ptr<AggregatorPart> aggregator;
   uint32_t control_open = 0;  // control frames without an acknowledgement
   Traffic traffic;
+  Waits waits;
   Nanos due = kNever;    // its time in the agenda
   bool changed = false;  // it may be drained now
 

@@ -161,7 +161,8 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (fate == Fate::malformed) return;
   // Only now: what is not from the peer must not be measured either.
   const uint64_t bytes = datagram.size() + kOverhead;
-  measure(path, *header, bytes, now, arrival);
+  const Nanos queue = measure(path, *header, bytes, now, arrival);
+  note_waits(path, op_id, number, queue);
   const bool refused = fate == Fate::refused;
   counters.refused += refused;
   if (!refused && !path.started.contains(op_id)) note_started(path, op_id + kLanes);
@@ -173,13 +174,25 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   schedule_ack(path, *header, now);
 }
 
-// Measures the queueing delay of a new packet and the bytes that arrive.
-void Endpoint::Impl::measure(Path& path, const wire::Header& header, uint64_t bytes, Nanos now,
-                             Nanos arrival) {
+// Measures the queueing delay of a new packet, which it returns, and the bytes that arrive.
+Nanos Endpoint::Impl::measure(Path& path, const wire::Header& header, uint64_t bytes, Nanos now,
+                              Nanos arrival) {
   const Nanos queue = path.arriving.delay.sample(header.send_time_us, arrival, now);
   if (path.arriving.bytes == 0) scratch.arrived.push_back(path.peer);
   receiver.arrived(path.arriving, queue, bytes, header.flags & wire::kOutOfCredit);
   path.acks.arrived(queue, bytes, now);
+  return queue;
+}
+
+// Notes for reports what a new packet of an op under way tells of its path.
+void Endpoint::Impl::note_waits(const Path& path, uint64_t op_id, uint64_t number, Nanos queue) {
+  if (!last_found || last_found->id != op_id) return;  // most packets are of the op found last
+  Waits& waits = last_found->waits;
+  waits.queued.note(path.peer, queue);
+  const uint64_t largest = path.acks.largest();
+  if (largest == 0 || number <= largest + 1) return;
+  waits.missed.add(path.peer, number - largest - 1);
+  waits.burst.note(path.peer, static_cast<int64_t>(number - largest - 1));
 }
 
 // An ACK goes at once for a control frame, and for the last packet that waits.
@@ -294,7 +307,7 @@ Fate Endpoint::Impl::on_push(Path& path, Op& op, const wire::Header& header,
   if (added == Aggregator::Added::counted && part.passes.empty() && !part.sum.closes_regions() &&
       part.sum.finished().size() == part.counted)
     return Fate::taken;
-  after_sum(op, now);
+  after_sum(op, now, worker);
   answer_push(op, worker);
   return Fate::taken;
 }
@@ -320,7 +333,7 @@ Fate Endpoint::Impl::on_forgive(Path& path, Op& op, std::span<const uint8_t> pay
          now);
     return Fate::malformed;
   }
-  after_sum(op, now);
+  after_sum(op, now, path.peer);
   return Fate::taken;
 }
 
@@ -330,6 +343,7 @@ Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
   const uint16_t aggregator = config.aggregator_at(path.peer);
   const wire::Kind kind = header.common.kind;
   WorkerPart& part = *op.worker;
+  op.waits.pulled.note(path.peer, now - op.started);
   switch (kind) {
     case wire::Kind::pull:
       return fate_of(on_pull(path, op, header.chunk, payload, now));

@@ -97,13 +97,15 @@ void Endpoint::Impl::fold(Op& op, Nanos now) {
 }
 
 // Acts on what was added, forgiven or closed, and sends what follows to the workers concerned.
-void Endpoint::Impl::after_sum(Op& op, Nanos now) {
+// `by`: the worker whose packet led to it.
+void Endpoint::Impl::after_sum(Op& op, Nanos now, uint16_t by) {
   AggregatorPart& part = *op.aggregator;
   op_changed(op);
   stop_regions(op);
   pass_on(op, now);
   fold(op, now);
   const bool lossy = op.spec.plan.pull == Pull::lossy;
+  if (part.sum.all_final() && op.waits.pushed.value == 0) op.waits.pushed = {by, now - op.started};
   if (!part.sum.all_final() || (lossy && !part.sum.all_opened())) return;
   if (!part.close_sent) {
     part.close_sent = true;
@@ -240,6 +242,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   cost.push = part.push_done ? part.push_done - op.started : cost.total;
   cost.pull = part.first_result ? now - part.first_result : 0;
   cost.traffic = op.traffic;
+  cost.waits = std::move(op.waits);
   for (const auto& push : part.push)
     if (const PassSender* passes = push->passes())
       cost.passes = std::max(cost.passes, passes->pass());

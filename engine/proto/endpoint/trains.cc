@@ -311,6 +311,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   op.traffic.add(packet.bytes);
   if (chunk.again) {
     ++op.traffic.retransmissions;
+    op.waits.resent.add(path.peer, 1);
     ++counters.retransmissions;
     ++path.counted.retransmissions;
   }

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gradwire.core.checks import is_number, is_whole
 from gradwire.core.errors import ConfigError
 from gradwire.core.hashed import HashedTuple
+from gradwire.core.waits import NOTHING, Waits
 
 __all__ = [
     "BY_BOUND",
@@ -544,6 +545,7 @@ class TransferReport:
         passes: Passes of the push, the most of any aggregator; 0 under control "stream".
         datagram: Size in bytes of the longest datagram that all paths of the job carried when the
             transfer began, the same on all workers; 0 where it was not needed.
+        waits: What it waited for.
     """
 
     op: int
@@ -569,6 +571,7 @@ class TransferReport:
     error_offset: int = 0
     passes: int = 0
     datagram: int = 0
+    waits: Waits = NOTHING
 
 
 def mix_seed(*parts: int) -> int:

@@ -18,9 +18,13 @@ import numpy as np
 from gradwire.core.agreed import Phase, Summary
 from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TransferPlan, TransferReport, encoded_share
+from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, encoded_share
+from gradwire.core.slowest import SlowestBucket
 
-__all__ = ["RegionReport", "ReportWriter", "StepReport", "build_report", "finite"]
+__all__ = ["FORMAT", "RegionReport", "ReportWriter", "StepReport", "build_report", "finite"]
+
+FORMAT = 2
+"""The format of the lines of a report file, which they name; format 1 named none."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class StepReport:
     `print(report)` shows it in three lines; `line()` is the line of a report file.
 
     The fields step, policy, phase, buckets, elements, critical_share, verdict, encoded_share,
-    guard, attachment, agreed and the bounds are the same on all ranks.
+    guard, attachment, workers, agreed and the bounds are the same on all ranks.
 
     Attributes:
         step: The step.
@@ -84,6 +88,8 @@ class StepReport:
             sent again.
         attachment: Number, from 0, of the attachment among those that share its engine, for files
             to which several write.
+        workers: Number of workers.
+        slowest: What the slowest bucket waited for; None where no transfer was needed.
     """
 
     step: int
@@ -115,6 +121,8 @@ class StepReport:
     exposed_s: float = 0.0
     encoded_share: float = 1.0
     attachment: int = 0
+    workers: int = 1
+    slowest: SlowestBucket | None = None
 
     def __repr__(self) -> str:
         shown = ("step", "rank", "policy", "phase", "delivered", "comm_s")
@@ -148,7 +156,9 @@ class StepReport:
         """Returns the report as one line of JSON; non-finite numbers become null."""
         values = {field.name: getattr(self, field.name) for field in fields(StepReport)}
         values |= {"regions": (), "agreed": asdict(self.agreed)}
-        values = {**finite(values), "regions": [vars(region) for region in self.regions]}
+        values |= {"slowest": self.slowest and vars(self.slowest)}
+        regions = [vars(region) for region in self.regions]
+        values = {"format": FORMAT, **finite(values), "regions": regions}
         return json.dumps(values, allow_nan=False, separators=(",", ":"))
 
 
@@ -181,6 +191,8 @@ def build_report(
     exposed_s: float = 0.0,
     resent: Sequence[TransferPlan] = (),
     attachment: int = 0,
+    ranks: Sequence[int] = (0,),
+    slots: Sequence[Sequence[TensorSlot]] = (),
 ) -> StepReport:
     """Joins the transfers of one step's buckets into one report.
 
@@ -199,6 +211,8 @@ def build_report(
         exposed_s: See StepReport.
         resent: The plans by which buckets were sent again.
         attachment: See StepReport.
+        ranks: The rank in the job of each worker.
+        slots: The tensors of each bucket; none where no transfer was needed.
 
     Returns:
         The report of the step.
@@ -247,6 +261,8 @@ def build_report(
         exposed_s=exposed_s,
         encoded_share=encoded / elements,
         attachment=attachment,
+        workers=len(ranks),
+        slowest=SlowestBucket.of(transfers, ranks, slots) if slots else None,
     )
 
 

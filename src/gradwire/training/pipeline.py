@@ -1128,6 +1128,8 @@ class GradientPipeline:
             period_s=period_s,
             resent=[plan for t in step.transfers if (plan := t.returned.resent) is not None],
             attachment=self.number,
+            ranks=self.communicator.ranks,
+            slots=[t.asked.slots for t in step.transfers] if self.communicator.engine else (),
         )
 
 

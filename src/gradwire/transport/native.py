@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import EngineMissingError
 from gradwire.core.plan import Region, TransferPlan, TransferReport
+from gradwire.core.waits import Waits
 
 if TYPE_CHECKING:
     from gradwire import _engine
@@ -227,6 +228,7 @@ def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]
         error_offset=completion.error_offset,
         passes=completion.passes,
         datagram=completion.datagram_bytes,
+        waits=Waits.of(completion.waits),
     )
 
 
