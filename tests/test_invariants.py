@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gradwire.core.errors import RendezvousError
 from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport
 from gradwire.transport.communicator import Communicator
+from gradwire.transport.introductions import agree
 
 RANKS = 3
 ELEMENTS = 40_000
@@ -144,11 +145,11 @@ def test_votes_are_whole_whatever_the_plan_loses(
 def test_a_rank_that_is_configured_otherwise_is_named(lossy_network: list[Communicator]) -> None:
     """Invariant 10: before anything travels."""
 
-    def agree(rank: int) -> None:
+    def configure(rank: int) -> None:
         bound = 0.2 if rank == 2 else 0.1
         agree(lossy_network[rank].meeting("invariants"), {"bound": bound})
 
-    for error in on_all_ranks(agree):
+    for error in on_all_ranks(configure):
         assert isinstance(error, RendezvousError)
         assert "rank 2" in str(error)
         assert "bound" in str(error)
