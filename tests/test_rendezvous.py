@@ -16,7 +16,7 @@ from gradwire.transport import store as job_store
 from gradwire.transport.addresses import LocalAddress
 from gradwire.transport.introductions import Introduction, agree, check_introductions, introduce
 from gradwire.transport.meeting import Meeting, SupersededError
-from gradwire.transport.store import store_host
+from gradwire.transport.store import identity_of, store_host
 from threads import at_once
 
 
@@ -570,6 +570,16 @@ def test_a_store_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyPa
     store.end.set()
     assert "no answer within 0.2 s" in str(caught.value)
     assert time.monotonic() - began < 30.0
+
+
+def test_the_identity_of_a_store_that_does_not_answer_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_store, "LEAST_S", 0.2)
+    store = SilentStore()
+    with pytest.raises(RendezvousError, match=r"no answer within 0\.2 s"):
+        identity_of(store, 0.1)
+    store.end.set()
 
 
 class FreezingStore:

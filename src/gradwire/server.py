@@ -13,7 +13,6 @@ import functools
 import ipaddress
 import json
 import os
-import queue
 import signal
 import socket
 import sys
@@ -111,35 +110,26 @@ def _in_time(connect: Callable[[float], Any], timeout_s: float, address: str) ->
 
     TCPStore waits without a limit for the first answer, which may never come: from a listener that
     is no store, or over a connection that was lost. So an attempt that stands still is left behind
-    on a thread of its own, and another one begins; the first that succeeds counts.
+    on a thread of its own, and a longer one begins.
 
     Args:
         connect: Connects within so many seconds.
         timeout_s: Seconds for all attempts together.
         address: What it connects to, for errors.
     """
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def run(left_s: float) -> None:
-        try:
-            answers.put(connect(left_s))
-        except RuntimeError as error:
-            answers.put(error)
+    from gradwire.transport.store import NoAnswerError, Worker
 
     deadline = time.monotonic() + timeout_s
     attempt_s = ATTEMPT_S
     failure: RuntimeError | None = None
     while (left_s := deadline - time.monotonic()) > 0.0:
-        threading.Thread(target=run, args=(left_s,), name="gradwire-store", daemon=True).start()
         try:
-            answer = answers.get(timeout=min(attempt_s, left_s))
-        except queue.Empty:
+            return Worker().ask(functools.partial(connect, left_s), min(attempt_s, left_s))
+        except NoAnswerError:
             attempt_s *= 2.0
-            continue
-        if not isinstance(answer, RuntimeError):
-            return answer
-        failure = answer
-        time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
+        except RuntimeError as error:
+            failure = error
+            time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
     why = failure or "though somebody listens there"
     raise GradwireError(
         f"no store answers at {address} within {timeout_s:g} s{': ' if failure else ', '}{why}"

@@ -35,7 +35,7 @@ def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) 
         RendezvousError: That is so on another rank; or an engine is in use that others have closed
             or lost; or what `open_engine` raises.
     """
-    identity = identity_of(store)
+    identity = identity_of(store, settings.rendezvous_timeout)
     try:
         engine = _take(meeting, identity, group, settings)
     except ConfigError as error:

@@ -1,22 +1,35 @@
 """The job's store: how long an operation may take, and what all prefixes have in common.
 
 torch's clients wait for an answer as long as the connection lasts, so an operation stands for ever
-when the network to the store's host goes away. `BoundedStore` runs each operation on a thread of
-its own, for which the caller waits no longer than a time-out, and in which signals act.
+when the network to the store's host goes away. `BoundedStore` runs its operations on a thread of
+its own, for which the caller waits no longer than a time-out, and while which signals act.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import queue
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, TimeoutError
 from typing import Any, Protocol, TypeVar
 
 from gradwire.core.errors import RendezvousError
 
-__all__ = ["BoundedStore", "Store", "base_store", "identity_of", "store_errors", "store_host"]
+__all__ = [
+    "BoundedStore",
+    "NoAnswerError",
+    "Store",
+    "Worker",
+    "base_store",
+    "identity_of",
+    "store_errors",
+    "store_host",
+]
 
 Answer = TypeVar("Answer")
 
@@ -46,8 +59,46 @@ class Store(Protocol):
         """Removes a key; returns whether it had a value."""
 
 
+class NoAnswerError(RuntimeError):
+    """An operation has had no answer in time."""
+
+
+class Worker:
+    """A thread that carries out operations, for whose end nobody waits longer than they say.
+
+    It ends with this object, or as soon as its last operation does.
+    """
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._asked = queue.SimpleQueue()
+        threading.Thread(
+            target=_carry_out, args=(self._asked,), name="gradwire-store", daemon=True
+        ).start()
+        weakref.finalize(self, self._asked.put, None)
+
+    def ask(self, operation: Callable[[], Answer], timeout_s: float) -> Answer:
+        """Returns what an operation returns; raises NoAnswerError when that takes too long."""
+        answer: Future[Answer] = Future()
+        self._asked.put((operation, answer))
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
+
+
+def _carry_out(asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]) -> None:
+    while (question := asked.get()) is not None:
+        operation, answer = question
+        try:
+            answer.set_result(operation())
+        except BaseException as error:
+            answer.set_exception(error)
+        del question, operation, answer  # which may hold the last reference to a store
+
+
 class BoundedStore:
-    """A store whose operations raise RuntimeError when no answer comes in time.
+    """A store whose operations raise NoAnswerError when no answer comes in time.
 
     After the first operation without an answer all others fail at once, since they would wait
     behind it.
@@ -60,6 +111,7 @@ class BoundedStore:
     def __init__(self, store: Store, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = max(timeout_s, LEAST_S)
+        self._worker: Worker | None = None
         self._stuck = False
 
     def shorten(self) -> None:
@@ -67,51 +119,39 @@ class BoundedStore:
         self._timeout_s = LEAST_S
 
     def set(self, key: str, value: str, /) -> None:
-        """Sets a key."""
-        self._ask(lambda: self._store.set(key, value))
+        """Sets the value of a key."""
+        self._ask(self._store.set, key, value)
 
     def get(self, key: str, /) -> bytes:
         """Returns the value of a key."""
-        return self._ask(lambda: self._store.get(key))
+        return self._ask(self._store.get, key)
 
     def check(self, keys: list[str], /) -> bool:
-        """Returns whether all keys are there."""
-        return self._ask(lambda: self._store.check(keys))
+        """Returns whether all keys have a value."""
+        return self._ask(self._store.check, keys)
 
     def add(self, key: str, amount: int, /) -> int:
-        """Adds to a counter and returns its new value."""
-        return self._ask(lambda: self._store.add(key, amount))
+        """Adds to a counter, and returns its value."""
+        return self._ask(self._store.add, key, amount)
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Sets a key that has the expected value, and returns its value after that."""
-        return self._ask(lambda: self._store.compare_set(key, expected, desired))
+        """Sets the value of a key where it is the expected one; returns the value then."""
+        return self._ask(self._store.compare_set, key, expected, desired)
 
     def delete_key(self, key: str, /) -> bool:
-        """Removes a key; returns whether it was there."""
-        return self._ask(lambda: self._store.delete_key(key))
+        """Removes a key; returns whether it had a value."""
+        return self._ask(self._store.delete_key, key)
 
-    def _ask(self, operation: Callable[[], Answer]) -> Answer:
+    def _ask(self, operation: Callable[..., Answer], *arguments: object) -> Answer:
         if self._stuck:
-            raise RuntimeError("an earlier operation has had no answer")
-        answers: list[Answer] = []
-        errors: list[BaseException] = []
-        done = threading.Event()
-
-        def run() -> None:
-            try:
-                answers.append(operation())
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                done.set()
-
-        threading.Thread(target=run, name="gradwire-store", daemon=True).start()
-        if not done.wait(self._timeout_s):
+            raise NoAnswerError("an earlier operation has had no answer")
+        if self._worker is None:
+            self._worker = Worker()
+        try:
+            return self._worker.ask(functools.partial(operation, *arguments), self._timeout_s)
+        except NoAnswerError:
             self._stuck = True
-            raise RuntimeError(f"no answer within {self._timeout_s:g} s")
-        if errors:
-            raise errors[0]
-        return answers[0]
+            raise
 
 
 @contextlib.contextmanager
@@ -136,11 +176,15 @@ def base_store(store: Any) -> Any:
     return store
 
 
-def identity_of(store: Any) -> str:
-    """Returns an identifier of the store under all prefixes, the same for all its users."""
+def identity_of(store: Any, timeout_s: float) -> str:
+    """Returns an identifier of the store under all prefixes, the same for all its users.
+
+    Raises:
+        RendezvousError: The store does not answer within so many seconds, or is gone.
+    """
     with store_errors():
-        made: bytes = base_store(store).compare_set("gradwire/identity", "", secrets.token_hex(8))
-    return made.decode()
+        base = BoundedStore(base_store(store), timeout_s)
+        return base.compare_set("gradwire/identity", "", secrets.token_hex(8)).decode()
 
 
 def store_host(store: object) -> str | None:
