@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -278,3 +279,36 @@ def agreed(fields: list[dict[str, Any]], address: str = "10.0.0.1") -> int:
     ]
     here = Meeting(dist.HashStore(), "t", endpoint=0, workers=len(fields), servers=0, timeout_s=1)
     return agree_datagram(here, everybody, check_introductions(here, everybody))
+
+
+def check_seconds(hosts: int) -> float:
+    """The processor time for which a rank checks the introductions of so many hosts, at best."""
+    texts = [
+        json.dumps(
+            asdict(
+                Introduction(
+                    rank,
+                    protocol=1,
+                    addresses=(LocalAddress(f"10.0.{rank // 256}.{rank % 256}", "eth0", 1500),),
+                    identity=str(rank),
+                    interfaces={
+                        "eth0": [f"10.0.{rank // 256}.{rank % 256}"],
+                        "eth1": ["172.17.0.1"],
+                    },
+                )
+            )
+        )
+        for rank in range(hosts)
+    ]
+    here = Meeting(dist.HashStore(), "t", endpoint=0, workers=hosts, servers=0, timeout_s=1.0)
+    everybody = [Introduction.parse(text) for text in texts]
+    seconds = []
+    for _ in range(3):
+        begun = time.thread_time()
+        check_introductions(here, everybody)
+        seconds.append(time.thread_time() - begun)
+    return min(seconds)
+
+
+def test_checks_take_time_in_proportion_to_the_hosts() -> None:
+    assert check_seconds(1600) < 20 * check_seconds(200)

@@ -8,6 +8,7 @@ mismatch in the same introductions, so all of them raise the same error.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import secrets
 from collections.abc import Iterable, Mapping
@@ -193,15 +194,19 @@ def _check_hosts(
                 f"{meeting.describe(alike)} are on different hosts and would use the same "
                 f"address, {place.address}",
             )
+    having: dict[str, dict[str, int]] = {}  # by address and host, one endpoint of that host
+    for each in everybody:
+        for address in itertools.chain.from_iterable(each.interfaces.values()):
+            having.setdefault(address, {}).setdefault(each.identity, each.endpoint)
     for endpoint, place in enumerate(chosen):
-        for other in everybody:
-            here = (address for each in other.interfaces.values() for address in each)
-            if other.identity != everybody[endpoint].identity and place.address in here:
-                raise refuse(
-                    [endpoint],
-                    f"{meeting.describe([endpoint])} would use the address {place.address}, which "
-                    f"the host of {meeting.describe([other.endpoint])} has as well",
-                )
+        own = everybody[endpoint].identity
+        others = (e for host, e in having.get(place.address, {}).items() if host != own)
+        if (other := next(others, None)) is not None:
+            raise refuse(
+                [endpoint],
+                f"{meeting.describe([endpoint])} would use the address {place.address}, which "
+                f"the host of {meeting.describe([other])} has as well",
+            )
 
 
 def _check_ports(
