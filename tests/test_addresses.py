@@ -26,7 +26,7 @@ from gradwire.transport.addresses import (
 )
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.introductions import Introduction, agree_datagram, check_introductions
-from gradwire.transport.meeting import Meeting
+from gradwire.transport.meeting import Meeting, Outcome
 
 
 def addresses_of(interface: object, towards: str | None) -> list[str]:
@@ -312,3 +312,12 @@ def check_seconds(hosts: int) -> float:
 
 def test_checks_take_time_in_proportion_to_the_hosts() -> None:
     assert check_seconds(1600) < 20 * check_seconds(200)
+
+
+def test_what_every_rank_reads_of_all_is_short() -> None:
+    texts = [
+        f'"10.0.{rank // 256}.{rank % 256}", {"the same everywhere " * 20}' for rank in range(999)
+    ]
+    published = Outcome(texts=texts).dump()
+    assert len(published) < sum(map(len, texts)) / 10
+    assert Outcome.load(published).texts == texts

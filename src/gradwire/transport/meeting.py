@@ -6,13 +6,14 @@ process group's own threads.
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import itertools
 import json
 import logging
 import math
 import secrets
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -23,6 +24,15 @@ from gradwire.transport.store import BoundedStore, Store, store_errors
 __all__ = ["Meeting", "Names", "Outcome", "Patience", "SupersededError"]
 
 log = logging.getLogger("gradwire")
+
+MISSING = "?"
+"""Stands for a missing value in compare_set; no value of a meeting equals it."""
+ENDED = "-"
+"""The newest meeting's id once all have left it."""
+CAME, HURRY, LEFT = "came", "hurry", "left"
+LINGER_S = 5.0
+"""Seconds for which a failed endpoint stays at most, until the others have read of it."""
+FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -59,30 +69,22 @@ class Outcome:
     Attributes:
         why: The failure; "" where there is none.
         at_fault: The endpoints at fault.
-        texts: The texts of all endpoints, in order. After a failure of the first exchange None
-            stands for an endpoint that was absent.
-        gave_up: The endpoint that waited too long in the first exchange, its time-out in seconds,
-            and what sets that. Only endpoint 0 knows who was present, and completes such an
-            outcome.
+        texts: The texts of all endpoints, in order; none after a failure.
     """
 
     why: str = ""
     at_fault: list[int] = field(default_factory=list)
-    texts: list[str | None] = field(default_factory=list)
-    gave_up: tuple[int, float, str] | None = None
+    texts: list[str] = field(default_factory=list)
 
     def dump(self) -> str:
-        """Returns the outcome as the store holds it, in which equal texts are held once."""
-        distinct = list(dict.fromkeys(self.texts))
-        place = {text: index for index, text in enumerate(distinct)}
-        places = [place[text] for text in self.texts]
-        return json.dumps([self.why, self.at_fault, distinct, places, self.gave_up])
+        """Returns the outcome as the store holds it: every rank reads the texts of all."""
+        text = json.dumps([self.why, self.at_fault, self.texts])
+        return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
 
     @staticmethod
     def load(text: str) -> Outcome:
         """Reads what `dump` returned."""
-        why, at_fault, distinct, places, gave_up = json.loads(text)
-        return Outcome(why, at_fault, [distinct[place] for place in places], gave_up)
+        return Outcome(*json.loads(zlib.decompress(base64.b64decode(text))))
 
 
 def nothing() -> None:
@@ -111,16 +113,21 @@ class SupersededError(RendezvousError):
 class Meeting:
     """One meeting of workers and servers in a store.
 
-    The endpoints exchange texts, all in the same order. Endpoint 0 collects the texts of an
-    exchange and publishes them together, so that an exchange costs an endpoint a handful of store
-    operations. The end of an exchange is decided once for all, by the endpoint that writes its
-    outcome first.
+    A store may outlive the processes of a job, as torchrun's does, and hold what an earlier life of
+    the job left. So endpoint 0 begins each meeting under a random id of its own, and the others
+    take part in the newest one as soon as endpoint 0 has answered them:
 
-    A store may outlive the processes of a job and hold what an earlier life of the job left.
-    Therefore each meeting has a random id, which endpoint 0 publishes when it comes, and all other
-    keys are under that id. In the first exchange every endpoint publishes a random number of its
-    own. It trusts the id once endpoint 0 has repeated that number, since no process of an earlier
-    life can have done so. Until then it follows the newest id, so that new processes always meet.
+        endpoint 0                                   another endpoint
+        newest = id
+                                                     id/came/n = number, a random one
+        id/number = ""
+        id/0/0 = text                                id/0/endpoint = text
+        id/0 = outcome, with all texts
+
+    No process of an earlier life can answer the number of a new process. Until there is an answer
+    an endpoint follows the newest id, so that new processes always meet. The end of an exchange is
+    decided once for all by the endpoint that writes its outcome first: endpoint 0, which collects
+    the texts, or one that has failed or waited too long.
 
     An endpoint leaves by `close`, or when a failure is raised. The last one to close removes the
     keys. After a failure endpoint 0 stays until the others have read it, at most LINGER_S, because
@@ -134,13 +141,6 @@ class Meeting:
         servers: Number of servers.
         timeout_s: Longest duration of an exchange in seconds.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
-
-    Attributes:
-        endpoint: This endpoint's number.
-        workers: Number of workers.
-        servers: Number of servers.
-        timeout_s: Longest duration of an exchange in seconds.
-        names: The endpoints' names.
     """
 
     def __init__(
@@ -162,10 +162,12 @@ class Meeting:
         self._store = BoundedStore(store, timeout_s)
         self._root = f"gradwire/{name}"
         self._newest = f"{self._root}/newest"
-        self._number = secrets.token_hex(8)
-        self._id = ""  # empty until it is trusted
+        self._opening = ""  # the value of that key in this meeting; empty until this takes part
         self._next = 0  # number of the next exchange
         self._left = False
+        self._tickets: list[int] = []  # of endpoints that endpoint 0 has not answered yet
+        self._came = 0  # how many tickets there are
+        self._here: set[str] = set()  # those that endpoint 0 has answered
 
     @property
     def endpoints(self) -> int:
@@ -175,7 +177,7 @@ class Meeting:
     @property
     def prefix(self) -> str:
         """The prefix of this meeting's keys, the same on all endpoints once it has begun."""
-        return f"{self._root}/{self._id}"
+        return f"{self._root}/{self._opening.partition(' ')[0]}"
 
     # ------------------------------------------------------------------ exchanges
 
@@ -198,9 +200,14 @@ class Meeting:
         if not isinstance(patience, Patience):
             patience = Patience(self.timeout_s if patience is None else patience)
         with store_errors():
-            if self._next == 0:
-                self._gather(patience)
-            return self._exchange(text, patience)
+            wait = Wait(patience, self._awaiting)
+            self._enter(wait)
+            self._store.set(self._key(self._next, self.endpoint), text)
+            outcome = self._await(wait)
+            if outcome.why:
+                self._raise(outcome)
+            self._next += 1
+            return outcome.texts
 
     def tell_failure(self, error: BaseException, seconds: float = math.inf) -> None:
         """Publishes, in place of a text in the next exchange, that this endpoint has failed.
@@ -216,23 +223,17 @@ class Meeting:
         if self.endpoints == 1 or self._left:
             return
         why = str(error) or type(error).__name__
-        outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
         linger_s = min(LINGER_S, seconds) if isinstance(error, Exception) else 0.0
         with contextlib.suppress(Exception):
-            earlier = None
-            if self._next == 0 and self.endpoint != 0:
-                self._follow(Wait(Patience(linger_s)), outcome)
-            else:
-                if self._next == 0:
-                    earlier = self._open()
-                self._decide(outcome)
+            self._enter(Wait(Patience(linger_s)))
+            self._decide(
+                Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
+            )
             self._leave(linger_s, everybody=True)
-            # Not before: an endpoint that is not here may still read the last outcome there.
-            self._remove(earlier)
 
     def check_failures(self) -> None:
         """Raises RendezvousError if the next exchange has failed by now; waits for nobody."""
-        if self.endpoints > 1:
+        if self._opening:
             with store_errors():
                 outcome = self._outcome()
                 if outcome is not None and outcome.why:
@@ -242,7 +243,7 @@ class Meeting:
         """Returns how many workers wait in the newest meeting of this name; waits for none."""
         with store_errors():
             newest = self._peek(self._newest)
-            if newest is None:
+            if newest in (None, ENDED):
                 return 0
             meeting, workers, _ = newest.split()
             first = f"{self._root}/{meeting}/0"
@@ -260,24 +261,21 @@ class Meeting:
         with store_errors():
             return self._peek(self._key(HURRY)) == str(self._next)
 
-    # ------------------------------------------------------------------ the end
-
     def close(self) -> None:
         """Leaves the meeting; the last endpoint to do so removes its keys.
 
         Idempotent. Errors of the store are dropped, and one that does not answer is not waited for
         as long as in an exchange: what leaves has no other use for it.
         """
-        if self._left or not self._id:
+        if self._left or not self._opening:
             return
         self._left = True
         self._store.shorten()
         with contextlib.suppress(Exception):
             if self._store.add(self._key(LEFT), 1) == self.endpoints:
-                for what in (*range(self._next), HURRY, LEFT):
+                self._store.compare_set(self._newest, self._opening, ENDED)
+                for what in (*range(self._next), CAME, HURRY, LEFT):
                     self._store.delete_key(self._key(what))
-                if self._peek(self._newest) == self._opening():
-                    self._store.delete_key(self._newest)
 
     def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
         """Makes an error that names the endpoints at fault."""
@@ -289,84 +287,69 @@ class Meeting:
 
     # ------------------------------------------------------------------ how they find each other
 
-    def _gather(self, patience: Patience) -> None:
-        """Runs the first exchange, after which all endpoints are present and the id is trusted."""
-        if self.endpoint == 0:
-            earlier = self._open()
-            try:
-                self._exchange(self._number, patience)
-            finally:
-                # Not before: an endpoint that is not here may still read the last outcome there.
-                with contextlib.suppress(RuntimeError):  # the store's would hide why this failed
-                    self._remove(earlier)
-            return
-        outcome = self._follow(Wait(patience, self._awaiting))
-        if outcome.why:
-            self._raise(outcome)
-        self._next = 1
-
-    def _open(self) -> str | None:
-        """Publishes a new id, and returns what was published of a meeting that not all have left.
-
-        None stands for no such meeting.
-        """
-        earlier = self._peek(self._newest)
-        self._id = secrets.token_hex(8)
-        self._store.set(self._key(0, 0), self._number)
-        self._store.set(self._newest, self._opening())
-        return earlier
-
-    def _opening(self) -> str:
-        return f"{self._id} {self.workers} {self.servers}"
-
-    def _follow(self, wait: Wait, refusal: Outcome | None = None) -> Outcome:
-        """Publishes this endpoint's number under the newest id, until endpoint 0 repeats it.
-
-        Args:
-            wait: The wait for endpoint 0.
-            refusal: A failure of this endpoint, which it publishes before its number.
-
-        Returns:
-            The outcome of the first exchange.
+    def _enter(self, wait: Wait) -> None:
+        """Begins the meeting on endpoint 0; on another, waits until endpoint 0 answers it.
 
         Raises:
-            RendezvousError: Endpoint 0 does not come in time.
+            RendezvousError: Endpoint 0 does not come in time, or counts the endpoints otherwise.
         """
-        seen = earlier = unlike = ""
+        if self._opening:
+            return
+        counts = f"{self.workers} {self.servers}"
+        if self.endpoint == 0:
+            opening = f"{secrets.token_hex(8)} {counts}"
+            self._store.set(self._newest, opening)
+            self._opening = opening
+            return
+        number = secrets.token_hex(8)
+        asked, prefix, ticket = "", "", ""
         while True:
             newest = self._peek(self._newest)
-            # After that: endpoint 0 ends a meeting before it begins another.
-            outcome = self._outcome() if seen else None
-            if outcome is not None and self._number in outcome.texts:
-                return outcome
-            if newest is not None and newest != seen:
-                if seen:  # that id was of an earlier life, whose keys are removed
-                    self._store.delete_key(self._key(0, self.endpoint))
-                    self._store.delete_key(self._key(0, REFUSED, self.endpoint))
-                    self._store.delete_key(self._key(0))
-                seen = newest
-                self._id, workers, servers = seen.split()
-                unlike = self._unlike(int(workers), int(servers))
-                objection = Outcome(unlike, [self.endpoint]) if unlike else refusal
-                if objection is not None:
-                    # Endpoint 0 may read the outcome before the number, but never before this.
-                    self._store.set(self._key(0, REFUSED, self.endpoint), self._number)
-                    self._decide(objection)
-                self._store.set(self._key(0, self.endpoint), self._number)
-            elif outcome is not None:
-                earlier = outcome.why or earlier
+            if newest not in (None, ENDED, asked):
+                if asked:  # that meeting is over, and its keys may be removed by now
+                    self._store.delete_key(ticket)
+                    self._store.delete_key(f"{prefix}/{CAME}")
+                asked, prefix = newest, f"{self._root}/{newest.partition(' ')[0]}"
+                ticket = f"{prefix}/{CAME}/{self._store.add(f'{prefix}/{CAME}', 1)}"
+                self._store.set(ticket, f"{number} {self.endpoint}/{counts}")
+            if asked and self._store.check([f"{prefix}/{number}"]):
+                self._store.delete_key(f"{prefix}/{number}")
+                break
             if wait.over():
-                if refusal is None and seen and not unlike and not wait.extended:
-                    self._decide(Outcome(gave_up=(self.endpoint, *wait.limit)))
-                    wait.extend(ANSWER_S)  # endpoint 0 may be present, and know who is absent
-                    continue
-                self._id = ""
-                raise self.error(unlike or self._without_first(*wait.limit, earlier), [0])
+                self._store.delete_key(ticket)
+                earlier = self._peek(f"{prefix}/0") if asked else None
+                why = self._unlike(asked) or self._without_first(*wait.limit, earlier)
+                raise self.error(why, [0])
             wait.pause()
+        self._opening = asked
+        if unlike := self._unlike(asked):
+            objection = Outcome(unlike, [self.endpoint])
+            self._decide(objection)
+            self._raise(objection)
 
-    def _unlike(self, workers: int, servers: int) -> str:
+    def _greet(self) -> None:
+        """Answers, on endpoint 0, those that have come; each but once.
+
+        One that has left may be back for the next meeting, and ask here before that begins.
+        """
+        came = self._store.add(self._key(CAME), 0)
+        self._tickets += range(self._came + 1, came + 1)
+        self._came = came
+        for ticket in list(self._tickets):
+            asked = self._peek(self._key(CAME, ticket))
+            if asked is None:
+                continue
+            self._tickets.remove(ticket)
+            number, _, who = asked.partition(" ")
+            if who not in self._here:
+                self._here.add(who)
+                self._store.set(self._key(number), "")
+                self._store.delete_key(self._key(CAME, ticket))
+
+    def _unlike(self, opening: str) -> str:
         """Returns how endpoint 0's numbers of endpoints differ from this one's, "" if not."""
-        if (workers, servers) == (self.workers, self.servers):
+        workers, servers = (opening or f"- {self.workers} {self.servers}").split()[1:]
+        if (int(workers), int(servers)) == (self.workers, self.servers):
             return ""
         return (
             f"{self.describe([0])} counts {workers} workers and {servers} servers, "
@@ -374,95 +357,55 @@ class Meeting:
             "the same numbers"
         )
 
-    def _without_first(self, timeout_s: float, origin: str, earlier: str) -> str:
+    def _without_first(self, timeout_s: float, origin: str, earlier: str | None) -> str:
         who = self.describe([self.endpoint])
         if self.endpoint >= self.workers:
             return (
                 f"{who}: no workers came within {timeout_s:g} s; they come when they attach; "
                 f"{origin}"
             )
-        before = f"; an earlier attempt had failed: {earlier}" if earlier else ""
+        why = Outcome.load(earlier).why if earlier else ""
         return (
             f"{self.describe([0])} did not join within {timeout_s:g} s (when {who} gave up); "
-            f"{origin}{before}"
+            f"{origin}{f'; an earlier attempt had failed: {why}' if why else ''}"
         )
 
     # ------------------------------------------------------------------ one exchange
 
-    def _exchange(self, text: str, patience: Patience) -> list[str]:
-        self._store.set(self._key(self._next, self.endpoint), text)
-        wait = Wait(patience, self._awaiting)
-        outcome = self._lead(wait) if self.endpoint == 0 else self._await(wait)
-        if outcome.why:
-            self._raise(outcome)
-        self._next += 1
-        return [text or "" for text in outcome.texts]
-
-    def _lead(self, wait: Wait) -> Outcome:
-        """Publishes all texts once they are there; the part of endpoint 0."""
+    def _await(self, wait: Wait) -> Outcome:
+        """Waits for the outcome of the next exchange; endpoint 0 makes it of the texts."""
         keys = self._keys()
         while (outcome := self._outcome()) is None:
-            if self._store.check(keys):
-                texts: list[str | None] = [self._store.get(key).decode() for key in keys]
-                outcome = self._decide(Outcome(texts=texts))
-                break
-            if wait.over():
-                outcome = self._decide(self._incomplete(self.endpoint, *wait.limit))
-                break
-            if self._next == 0 and self._peek(self._newest) is None:
-                # The last of an earlier meeting has just removed it with its own keys.
-                self._store.set(self._newest, self._opening())
-            wait.pause()
-        if outcome.why or outcome.gave_up:
-            return self._complete(outcome) if self._next == 0 else outcome
-        for key in keys:
-            self._store.delete_key(key)
-        return outcome
-
-    def _await(self, wait: Wait) -> Outcome:
-        """Waits for the outcome; the part of the other endpoints."""
-        while (outcome := self._outcome()) is None:
-            newest = self._peek(self._newest)
-            if newest not in (None, self._opening()) and self._outcome() is None:
+            if self.endpoint == 0:
+                if self._next == 0:
+                    self._greet()
+                if self._store.check(keys):
+                    texts = [self._store.get(key).decode() for key in keys]
+                    outcome = self._decide(Outcome(texts=texts))
+                    for key in () if outcome.why else keys:
+                        self._store.delete_key(key)
+                    return outcome
+            # After that: endpoint 0 ends a meeting before it begins another.
+            elif self._peek(self._newest) != self._opening and self._outcome() is None:
                 self._leave()
                 raise SupersededError(
                     f"{self.describe([0])} has begun another meeting: it was restarted, or failed",
                     [self.names.rank_of(0)],
                 )
             if wait.over():
-                return self._decide(self._incomplete(self.endpoint, *wait.limit))
+                return self._decide(self._incomplete(*wait.limit))
             wait.pause()
         return outcome
 
-    def _incomplete(self, endpoint: int, timeout_s: float, origin: str) -> Outcome:
+    def _incomplete(self, timeout_s: float, origin: str) -> Outcome:
         """Makes the outcome of an exchange for which this endpoint waited too long."""
         absent = self._absent() or [0]
         return Outcome(
             f"{self.describe(absent)} did not join within {timeout_s:g} s "
             f"({self.endpoints - len(absent)} of {self.endpoints} were here when "
-            f"{self.describe([endpoint])} gave up); {origin}",
+            f"{self.describe([self.endpoint])} gave up); {origin}",
             absent,
         )
-
-    def _complete(self, outcome: Outcome) -> Outcome:
-        """Repeats, in a failed first exchange, the numbers of the endpoints that are present."""
-        if outcome.gave_up is not None and not outcome.why:
-            outcome = self._incomplete(*outcome.gave_up)
-        outcome.texts = self._numbers(outcome)
-        self._store.set(self._key(self._next), outcome.dump())
-        return outcome
-
-    def _numbers(self, outcome: Outcome) -> list[str | None]:
-        """Returns the numbers of the first exchange; None for an endpoint that is absent.
-
-        Those in the outcome stay: an endpoint that has left may be back for the next meeting, and
-        publish the number of that one here.
-        """
-        numbers = outcome.texts or [None] * self.endpoints
-        return [
-            known or self._peek(key) or self._peek(self._key(0, REFUSED, endpoint))
-            for endpoint, (known, key) in enumerate(zip(numbers, self._keys(), strict=True))
-        ]
 
     def _raise(self, outcome: Outcome) -> NoReturn:
         self._leave()
@@ -477,20 +420,17 @@ class Meeting:
                 for LINGER_S.
             everybody: Whether it also waits for endpoints that have not come.
         """
-        if self._left or not self._id:
+        if self._left or not self._opening:
             return
         self._left = True
         left = self._store.add(self._key(LEFT), 1)
         wait = Wait(Patience(LINGER_S if linger_s is None else linger_s))
-        outcome = self._outcome()
-        while self.endpoint == 0 and outcome is not None and not wait.over():
-            expected = self.endpoints
+        while self.endpoint == 0:
             if self._next == 0:
-                if self._numbers(outcome) != outcome.texts:
-                    outcome = self._complete(outcome)
-                here = self.endpoints - outcome.texts.count(None)
-                expected = self.endpoints if everybody else here
-            if left >= expected:
+                self._greet()
+            if left >= (self.endpoints if everybody or self._next else 1 + len(self._here)):
+                break
+            if wait.over():
                 break
             wait.pause()
             left = self._store.add(self._key(LEFT), 0)
@@ -521,37 +461,9 @@ class Meeting:
         key = self._key(self._next)
         return Outcome.load(self._store.compare_set(key, "", outcome.dump()).decode())
 
-    def _remove(self, earlier: str | None) -> None:
-        """Removes the keys of a meeting that not all have left by `close`; None for no meeting."""
-        if earlier is None:
-            return
-        meeting, workers, servers = earlier.split()
-        prefix = f"{self._root}/{meeting}"
-        for number in itertools.count():
-            for endpoint in range(int(workers) + int(servers)):
-                self._store.delete_key(f"{prefix}/{number}/{endpoint}")
-                if not number:
-                    self._store.delete_key(f"{prefix}/0/{REFUSED}/{endpoint}")
-            if self._peek(f"{prefix}/{number}") is not None:
-                self._store.delete_key(f"{prefix}/{number}")
-            elif number:  # that of number 0 is also removed by those who had followed this id
-                break
-        for what in (HURRY, LEFT):
-            self._store.delete_key(f"{prefix}/{what}")
-
     def _awaiting(self) -> str:
-        absent = self._absent() if self._id else []  # no id: nobody has seen endpoint 0 yet
+        absent = self._absent() if self._opening else []  # nobody has seen endpoint 0 yet
         return f"{self.describe([self.endpoint])} waits for {self.describe(absent or [0])}"
-
-
-MISSING = "?"
-"""Stands for a missing value in compare_set; no value of a meeting equals it."""
-HURRY, LEFT, REFUSED = "hurry", "left", "refused"
-LINGER_S = 5.0
-"""Seconds for which a failed endpoint stays at most, until the others have read of it."""
-ANSWER_S = 1.0
-"""Seconds that endpoint 0 takes at most to complete the outcome of an endpoint that gave up."""
-FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
 
 
 class Wait:
@@ -561,17 +473,12 @@ class Wait:
         patience: How long to wait.
         what: Describes what is waited for; it is logged as a warning after FIRST_WARNING_S, and
             again every NEXT_WARNING_S.
-
-    Attributes:
-        extended: Whether `extend` was called.
     """
 
     def __init__(self, patience: Patience, what: Callable[[], str] | None = None) -> None:
-        self.extended = False
         self._patience = patience
         self._what = what
         self._begun = time.monotonic()
-        self._deadline = self._begun + patience.seconds
         self._warn_at = self._begun + FIRST_WARNING_S
         self._pause_s = 0.002
 
@@ -582,12 +489,7 @@ class Wait:
 
     def over(self) -> bool:
         """Returns whether the time is up."""
-        return time.monotonic() >= self._deadline
-
-    def extend(self, seconds: float) -> None:
-        """Waits for so many seconds more, from now on."""
-        self.extended = True
-        self._deadline = time.monotonic() + seconds
+        return time.monotonic() >= self._begun + self._patience.seconds
 
     def pause(self) -> None:
         """Sleeps until the next poll."""
