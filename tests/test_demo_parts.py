@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from gradwire_lab.demo.course import Outcome
 from gradwire_lab.demo.figure import write_figure
 from gradwire_lab.demo.page import render
 from gradwire_lab.demo.results import document, summarize
-from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick
+from gradwire_lab.demo.scenario import ENTRIES, Scenario, far, quick, scenarios_of
 from gradwire_lab.demo.table import COLUMNS, rows, terminal_tables
 from gradwire_lab.demo.words import headline, milliseconds, notes
 from gradwire_lab.network import BURSTS, NETWORKS, BurstRecord
@@ -320,6 +321,75 @@ def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:
     (note,) = (note for note in notes(known) if "gradwire dblp the model trains" in note)
     assert "101 ms and 301 ms" in note
     assert "60.0 % of them" in note
+
+
+class _Far(_Hosts):
+    burst = None  # type: ignore[assignment]
+
+
+def _far(theirs: list[float], ours: list[float]) -> dict[str, Any]:
+    """The case of hosts far from each other, with these times after one step of warm-up."""
+    outcome = Outcome(replace(far(), ranks=2), origin=100.0, ground=_Far())
+    outcome.facts = {"parameters": 2_000_000, "characters": 10, "files": 3}
+    outcome.blocks = [
+        _block("gloo-fp16", 101.0, [9.0, *theirs], encoded=0.5),
+        _block("adaptive", 200.0, [9.0, *ours], bytes=10, retransmissions=1),
+    ]
+    return document(outcome, "gradwire demo")
+
+
+def test_few_steps_are_compared_where_all_of_one_are_shorter() -> None:
+    known = _far([4.0, 5.0, 4.0, 4.5, 4.0], [0.3, 0.2, 0.4, 0.3, 0.3])
+    line = headline(known)
+    assert "round trip of 10 ms and 1.0 % of loss" in line
+    assert "9.0 times as fast over gradwire adaptive as over Gloo fp16" in line
+    assert "301 ms and 4001 ms" in line
+    assert any("cubic" in note for note in notes(known))
+    assert not any("burst" in note for note in notes(known))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [([0.3, 0.4, 0.4, 0.4, 0.4], [0.2, 0.2, 0.35, 0.2, 0.2]), ([4.0] * 4, [0.2] * 4)],
+)
+def test_few_steps_that_do_not_lie_apart_are_not(theirs: list[float], ours: list[float]) -> None:
+    assert "times as fast" not in headline(_far(theirs, ours))
+
+
+def test_the_far_case_is_slower_where_it_is() -> None:
+    known = _far([0.3] * 5, [4.0] * 5)
+    assert "0.1 times as fast over gradwire adaptive" in headline(known)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cases"),
+    [
+        ({}, [False, True]),
+        ({"short": True}, [False]),
+        ({"only": ["gloo"]}, [False]),
+        ({"only": ["gloo", "adaptive"]}, [False, True]),
+        ({"cases": ["far"]}, [True]),
+        ({"cases": ["far", "bursts"], "short": True}, [False, True]),
+    ],
+)
+def test_the_far_case_comes_last_and_not_in_the_short_form(
+    arguments: dict[str, Any], cases: list[bool]
+) -> None:
+    given: dict[str, Any] = {"cases": [], "network": "A", "only": [], "short": False, **arguments}
+    scenarios = scenarios_of(**given)
+    assert [scenario.far for scenario in scenarios] == cases
+    if len(cases) == 2 and not arguments:
+        assert sum(scenario.seconds for scenario in scenarios) <= 220
+
+
+def test_page_and_terminal_show_the_far_case(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {**_document(), "far": _far([4.0] * 5, [0.3] * 5)}
+    assert known["far"]["headline"] in render(known)
+    command.show(known, tmp_path, False, Console(stderr=True, width=300))
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.index(known["headline"]) < said.index(known["far"]["headline"])
 
 
 @pytest.mark.parametrize("long", [False, True])

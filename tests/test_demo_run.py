@@ -49,6 +49,7 @@ KEYS = {
     "softnet_drops",
     "error",
     "error_details",
+    "far",
     "wall_s",
     "notes",
 }
@@ -202,6 +203,8 @@ def test_a_contestant_that_fails_is_named(tmp_path: Path) -> None:
     [
         (["--network", "C"], "'C' is not one of A, B"),
         (["--only", "tcp"], "'tcp' is not one of"),
+        (["--case", "near"], "'near' is not one of bursts, far"),
+        (["--case", "far", "--only", "dblp"], "entries"),
         (["--seconds", "0"], "--seconds"),
         (["--out", "/dev/null/there"], "--out"),
     ],

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gradwire.core.errors import suggestion
 from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
-from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick, standard
+from gradwire_lab.demo.scenario import CASES, ENTRIES, Scenario, scenarios_of
 
 app = typer.Typer(add_completion=False)
 
@@ -40,8 +40,12 @@ def demo(
         list[str] | None,
         typer.Option(help=f"Take only this of {', '.join(CONTESTANTS)}; may be given again."),
     ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Take only this of bursts, far; without --quick both [bursts, far]."),
+    ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="End about so long after the start [150].")
+        float | None, typer.Option(min=1.0, help="End a case about so long after its start [150].")
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each contestant, at most [400].")
@@ -59,11 +63,12 @@ def demo(
 
     Four hosts on one switch are made on this machine. The same four processes train the same
     model over Gloo on TCP (in single and in half precision), over gradwire without loss, and over
-    gradwire with bounded loss, while cross traffic bursts into one port. Takes less than three
-    minutes.
+    gradwire with bounded loss, while cross traffic bursts into one port. Then some steps follow
+    over a path with a round trip of 10 ms and 1 % of loss. Takes less than four minutes.
     """
     _check("--network", [network], NETWORKS)
     _check("--only", only or [], CONTESTANTS)
+    _check("--case", case or [], CASES)
     if figure is not None and (figure.suffix != ".svg" or not figure.parent.is_dir()):
         raise typer.BadParameter(f"{figure}: FILE.svg in a folder", param_hint="--figure")
     end_as_ctrl_c_does()
@@ -73,11 +78,16 @@ def demo(
     except OSError as error:
         raise typer.BadParameter(f"cannot be made: {error}", param_hint="--out") from error
     try:
-        scenario = _scenario(network, quick_run, only or [], seconds, steps)
+        given = {"seconds": seconds, "steps": steps}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        scenarios = [
+            dataclasses.replace(each, **changes)
+            for each in scenarios_of(case or [], network, only or [], short=quick_run)
+        ]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
-        document = _run(scenario, progress)
+        document = _run(scenarios, progress)
     except KeyboardInterrupt:
         progress.print("interrupted: nothing is left behind")
         raise typer.Exit(_INTERRUPTED) from None
@@ -87,7 +97,7 @@ def demo(
 
         written = ", ".join(map(str, write_figure(document, figure)))
         progress.print(f"Written: {written}", highlight=False, markup=False)
-    if document["error"] is not None:
+    if any(each["error"] is not None for each in (document, document["far"]) if each):
         raise typer.Exit(1)
 
 
@@ -98,29 +108,22 @@ def _check(option: str, given: list[str], known: tuple[str, ...]) -> None:
             raise typer.BadParameter(why, param_hint=option)
 
 
-def _scenario(
-    network: str,
-    quick_run: bool,
-    only: Iterable[str],
-    seconds: float | None,
-    steps: int | None,
-) -> Scenario:
-    wanted = set(only)
-    entries = tuple(entry for entry in ENTRIES if not wanted or entry.name in wanted)
-    scenario = (quick if quick_run else standard)(network, entries)
-    given = {"seconds": seconds, "steps": steps}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(scenario, **changes)
-
-
-def _run(scenario: Scenario, console: Console) -> dict[str, Any]:
+def _run(scenarios: Sequence[Scenario], console: Console) -> dict[str, Any]:
     from gradwire_lab.demo.audience import Bars
-    from gradwire_lab.demo.course import run
+    from gradwire_lab.demo.course import Outcome, run
+    from gradwire_lab.demo.ground import why_not
     from gradwire_lab.demo.results import document
 
-    with Bars(console, scenario) as bars:
-        outcome = run(scenario, bars)
-    return document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
+    outcomes: list[Outcome] = []
+    for scenario in scenarios:
+        if outcomes:
+            reason = outcomes[0].error or why_not(scenario)
+            if reason is not None:
+                console.print(f"no hosts far from each other: {reason}", markup=False)
+                break
+        with Bars(console, scenario) as bars:
+            outcomes.append(run(scenario, bars))
+    return document(outcomes[0], shlex.join(["gradwire", *sys.argv[1:]]), *outcomes[1:])
 
 
 def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:
@@ -143,12 +146,16 @@ def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) 
         typer.echo(json.dumps(document, allow_nan=False))
     else:
         console = Console()
-        if document["contestants"]:
-            for table in terminal_tables(document, console):
-                console.print(table)
-            for note in document["notes"]:
-                console.print(f"· {note}", style="dim", highlight=False, markup=False)
-        console.print(document["headline"], style="bold", highlight=False, markup=False)
-    if document["error_details"]:
-        progress.print(document["error_details"], highlight=False, markup=False)
+        cases = [document, *([document["far"]] if document["far"] else [])]
+        for each in cases:
+            if each["contestants"]:
+                for table in terminal_tables(each, console):
+                    console.print(table)
+                for note in each["notes"]:
+                    console.print(f"· {note}", style="dim", highlight=False, markup=False)
+        for each in cases:
+            console.print(each["headline"], style="bold", highlight=False, markup=False)
+    for each in filter(None, (document, document["far"])):
+        if each["error_details"]:
+            progress.print(each["error_details"], highlight=False, markup=False)
     progress.print(f"wrote {' and '.join(files)}", highlight=False, markup=False)

@@ -82,7 +82,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
     """
     outcome = Outcome(scenario, time.monotonic())
     try:
-        with open_ground(scenario.network, scenario.ranks) as ground:
+        with open_ground(scenario) as ground:
             outcome.ground = ground
             audience.grounded(ground)
             audience.stage("starting the ranks")

@@ -12,8 +12,9 @@ from typing import Any
 import matplotlib
 
 from gradwire_lab.demo.plots import COLOURS
-from gradwire_lab.demo.words import Document
+from gradwire_lab.demo.words import Document, milliseconds
 from gradwire_lab.report.drawing import STYLE, figure_of, svg
+from gradwire_lab.report.words import share
 
 __all__ = ["QUOTED", "quoted", "write_figure"]
 
@@ -47,10 +48,13 @@ def quoted(document: Document) -> dict[str, Any]:
         "command": document["command"],
         "machine": document["machine"],
         "header_ideal_s": document["header_ideal_s"],
+        "round_trip_s": document["scenario"]["round_trip_s"],
+        "loss": document["scenario"]["loss"],
         "contestants": {
             entry["name"]: {
                 "label": entry["label"],
                 **{key: entry[key] for key in QUOTED},
+                "speed_over": entry["speed_over"],
                 "speed_over_peer": entry["speed_over"].get(entry["peer"]),
             }
             for entry in document["contestants"]
@@ -100,4 +104,9 @@ def _where(document: Document) -> str:
     ranks, network = document["scenario"]["ranks"], document["network"]
     if network is None:
         return f"{ranks} processes on loopback"
-    return f"{ranks} hosts, {network['rate'] / 1e6:g} Mbit/s, bursts into one port"
+    scenario = document["scenario"]
+    what = "bursts into one port"
+    if scenario["round_trip_s"]:
+        trip = milliseconds(scenario["round_trip_s"])
+        what = f"a round trip of {trip}, {share(scenario['loss'])} of loss"
+    return f"{ranks} hosts, {network['rate'] / 1e6:g} Mbit/s, {what}"

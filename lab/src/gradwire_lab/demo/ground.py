@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gradwire_lab.contest.interrupts import uninterrupted
-from gradwire_lab.network import BURSTS, NETWORKS, Burst, BurstTraffic, Network, Preset, probe
+from gradwire_lab.demo.scenario import Scenario
+from gradwire_lab.network import BURSTS, NETWORKS, Burst, BurstTraffic, Network, Preset, Wire, probe
 from gradwire_lab.network.addresses import STORE_PORT
 
 FORCE_LOOPBACK = "GRADWIRE_DEMO_LOOPBACK"
@@ -53,7 +54,7 @@ class Ground(Protocol):
 
 
 class _Hosts:
-    """This ground is a lab network with a burst sender."""
+    """This ground is a lab network, with a burst sender where something bursts."""
 
     reason: str | None = None
     parent = 0
@@ -61,7 +62,7 @@ class _Hosts:
     def __init__(self, network: Network) -> None:
         self._network = network
         self.preset: Preset | None = network.preset
-        self.burst: Burst | None = BURSTS[network.preset.name]
+        self.burst: Burst | None = BURSTS[network.preset.name] if network.extra_hosts else None
         self.traffic: BurstTraffic | None = None
         self.store = (network.address(0), STORE_PORT)
 
@@ -71,9 +72,9 @@ class _Hosts:
         return self._network.spawn(rank, command, env=env, **options)
 
     def start_bursts(self) -> None:
-        assert self.burst is not None
-        with uninterrupted():
-            self.traffic = BurstTraffic(self._network, self.burst)
+        if self.burst is not None:
+            with uninterrupted():
+                self.traffic = BurstTraffic(self._network, self.burst)
 
     def dropped(self) -> int:
         return self._network.lost_packets()
@@ -109,19 +110,24 @@ class _Loopback:
 
 
 @contextmanager
-def open_ground(network: str, hosts: int) -> Iterator[Ground]:
+def open_ground(scenario: Scenario) -> Iterator[Ground]:
     """Make the network; where that cannot be done, take loopback and keep the reason.
 
     Args:
-        network: name of the standard network.
-        hosts: how many.
+        scenario: which network, and how many hosts.
     """
-    reason = _why_not()
+    reason = why_not(scenario)
     if reason is not None:
         yield _Loopback(reason)
         return
+    wire = Wire(delay_s=scenario.round_trip_s / 4, loss=1.0 - (1.0 - scenario.loss) ** 0.5)
     with uninterrupted():
-        lab = Network(hosts, NETWORKS[network], extra_hosts=1)
+        lab = Network(
+            scenario.ranks,
+            NETWORKS[scenario.network],
+            extra_hosts=0 if scenario.far else 1,
+            wires=dict.fromkeys(range(scenario.ranks), wire) if scenario.far else None,
+        )
     with lab:
         hosted = _Hosts(lab)
         try:
@@ -131,8 +137,9 @@ def open_ground(network: str, hosts: int) -> Iterator[Ground]:
                 hosted.traffic.close()
 
 
-def _why_not() -> str | None:
+def why_not(scenario: Scenario) -> str | None:
+    """Return why the network of a scenario cannot be made here; None if it can."""
     if os.environ.get(FORCE_LOOPBACK):
         return f"no network namespaces here: {FORCE_LOOPBACK} is set"
     with uninterrupted():
-        return probe()
+        return probe(wired=scenario.far)

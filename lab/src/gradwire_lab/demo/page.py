@@ -15,7 +15,9 @@ from gradwire_lab.report.words import filled
 
 def render(document: Document) -> str:
     """Return the page as text."""
-    columns, cells = filled(COLUMNS, rows(document)) if document["contestants"] else ([], [])
+    columns, cells = _table(document)
+    far = document["far"]
+    far_columns, far_cells = _table(far) if far else ([], [])
     drawn = all_plots(document) if document["contestants"] else {}
     return fill(
         Path(__file__).with_name("page.html.j2"),
@@ -23,8 +25,14 @@ def render(document: Document) -> str:
         document=document,
         columns=columns,
         rows=cells,
+        far_columns=far_columns,
+        far_rows=far_cells,
         plots={name: Markup(svg) for name, svg in drawn.items()},
     )
+
+
+def _table(document: Document) -> tuple[list[str], list[list[str]]]:
+    return filled(COLUMNS, rows(document)) if document["contestants"] else ([], [])
 
 
 def write_page(document: Document, path: Path) -> None:

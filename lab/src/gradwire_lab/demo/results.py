@@ -50,9 +50,16 @@ def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, 
     }
 
 
-def document(outcome: Outcome, command: str) -> dict[str, Any]:
-    """Put everything that is known about a demo into JSON; non-finite numbers become null."""
+def document(outcome: Outcome, command: str, far: Outcome | None = None) -> dict[str, Any]:
+    """Put everything that is known about a demo into JSON; non-finite numbers become null.
+
+    Args:
+        outcome: what was measured.
+        command: what was typed.
+        far: what was measured where hosts are far from each other, if that came after it.
+    """
     known: dict[str, Any] = finite(_document(outcome, command))
+    known["far"] = None if far is None else document(far, command)
     for entry in known["contestants"]:
         entry.update(against_gloo(known, entry))
     return {"headline": headline(known), **known, "notes": notes(known)}

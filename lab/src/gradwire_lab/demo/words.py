@@ -11,6 +11,8 @@ from gradwire_lab.report.words import NONE, share
 Document = Mapping[str, Any]
 
 _ENOUGH_STEPS = 50
+_CLEAR_STEPS = 5
+"""Steps of each that tell two contestants apart where all of one are shorter than any other."""
 _MOST = 0.5
 """Share of the timed steps above which a contestant counts as one that compresses."""
 _OURS = ("adaptive", "dblp", "reliable")
@@ -62,6 +64,8 @@ def headline(document: Document) -> str:
     """Return one sentence with what matters most."""
     if document["error"]:
         return f"The demo ended early: {document['error']}"
+    if document["scenario"]["round_trip_s"] and document["mode"] != "loopback":
+        return _far_headline(document)
     if document["mode"] != "loopback" and (few := _few_steps(document)) is not None:
         return f"Everything works, but {few[0].lower()}{few[1:]}"
     compared = _compared(document)
@@ -79,6 +83,39 @@ def headline(document: Document) -> str:
     return (
         f"Over {ours['label']} the model trains {_faster(document, ours)} while the network "
         f"bursts, to a held-out loss of {losses}."
+    )
+
+
+def _far_headline(document: Document) -> str:
+    """Return what a step waits for over gradwire and over TCP, where that is beyond doubt."""
+    ours = [entry for name in _OURS if (entry := contestant(document, name)) is not None]
+    gloo = [entry for entry in document["contestants"] if entry["policy"] is None]
+    if not ours or not gloo:
+        return _uncompared(document["contestants"])
+    mine, peer = ours[0], max(gloo, key=lambda entry: float(entry["steps_per_s"]))
+    if not _clear(mine, peer):
+        return f"Over {_path(document)} everything works, but too few steps were timed to compare."
+    return (
+        f"Over {_path(document)} the model trains {mine['speed_over'][peer['name']]:.1f} times as "
+        f"fast over {mine['label']} as over {peer['label']}: a step waits "
+        f"{milliseconds(mine['comm_median_s'])} and {milliseconds(peer['comm_median_s'])} for its "
+        f"gradients, the medians of {mine['timed_steps']} steps."
+    )
+
+
+def _clear(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two contestants can be compared: by many steps, or by few that lie apart."""
+    fewest = min(one["timed_steps"], other["timed_steps"])
+    times = [[s["comm"] for s in entry["series"] if s["timed"]] for entry in (one, other)]
+    apart = any(max(a) < min(b) for a, b in (times, times[::-1]) if a and b)
+    return fewest >= _ENOUGH_STEPS or (fewest >= _CLEAR_STEPS and apart)
+
+
+def _path(document: Document) -> str:
+    scenario = document["scenario"]
+    return (
+        f"a path with a round trip of {milliseconds(scenario['round_trip_s'])} and "
+        f"{share(scenario['loss'])} of loss"
     )
 
 
@@ -143,7 +180,8 @@ def notes(document: Document) -> list[str]:
     if not document["contestants"]:
         return []
     lines = []
-    if document["mode"] != "loopback" and _few_steps(document) is None:
+    far = bool(document["scenario"]["round_trip_s"]) and document["mode"] != "loopback"
+    if document["mode"] != "loopback" and not far and _few_steps(document) is None:
         lines += [_speed_note(document, entry) for entry in _compared(document)]
     if document["mode"] == "loopback":
         scenario = document["scenario"]
@@ -157,7 +195,13 @@ def notes(document: Document) -> list[str]:
     else:
         lines.append(_network_note(document))
     lines.append(_turns_note(document))
-    lines.extend(_peers_note(document))
+    if far:
+        lines.append(
+            "Gloo's TCP is the kernel's default, cubic, which takes each loss for congestion. Few "
+            "steps tell the two apart only because all of one are shorter than any of the other."
+        )
+    else:
+        lines.extend(_peers_note(document))
     lines.append(
         "Communication time runs from the moment when all ranks have their gradients until the "
         "last rank has the averaged ones; all gradients travel as one bucket after the backward "
@@ -167,7 +211,7 @@ def notes(document: Document) -> list[str]:
         "One seed and a short run: the losses show what was learnt so far, neither the spread over "
         "seeds nor where a long run ends."
     )
-    if (few := _few_steps(document)) is not None:
+    if not far and (few := _few_steps(document)) is not None:
         lines.append(few)
     if any(entry["comm_p99_s"] is None for entry in document["contestants"]):
         lines.append(f"A 99th percentile is given from {TAIL_STEPS} timed steps on.")
@@ -222,7 +266,7 @@ def _encoding_note(document: Document) -> list[str]:
 
 def _turns_note(document: Document) -> str:
     scenario = document["scenario"]
-    phase = "" if document["mode"] == "loopback" else " at the same phase of the bursts"
+    phase = "" if document["bursts"] is None else " at the same phase of the bursts"
     return (
         f"The same {scenario['ranks']} processes train the contestants in turns of "
         f"{scenario['block']} steps{phase}, from the same weights on the same data. The first "
@@ -235,9 +279,15 @@ def _network_note(document: Document) -> str:
     text = (
         f"Network {network['name']}: {document['scenario']['ranks']} hosts on one switch, "
         f"{network['rate'] / 1e6:g} Mbit/s and a drop-tail queue of {network['queue'] // 1024} KiB "
-        f"in each direction of each port; bursts of {bursts['rate'] / 1e6:g} Mbit/s for "
-        f"{bursts['on'] * 1000:g} ms every {bursts['period'] * 1000:g} ms into one port."
+        "in each direction of each port; "
     )
+    if bursts is None:
+        text += f"{_path(document)} between any two hosts, made by wires of the lab."
+    else:
+        text += (
+            f"bursts of {bursts['rate'] / 1e6:g} Mbit/s for {bursts['on'] * 1000:g} ms every "
+            f"{bursts['period'] * 1000:g} ms into one port."
+        )
     if document["header_ideal_s"] is not None:
         text += (
             f" A step's all-reduce moves {document['payload_bytes'] / 1e6:.1f} MB through each "
