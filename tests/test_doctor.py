@@ -28,7 +28,7 @@ from gradwire.doctor import job, udp
 from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, parse
 from gradwire.doctor.findings import Finding
 from gradwire.doctor.host import Host, check_host
-from gradwire.doctor.job import place_of_environment
+from gradwire.doctor.place import Place, place_of_environment
 from gradwire.doctor.prober import Prober
 from gradwire.doctor.responder import Event, Responder
 from gradwire.doctor.udp import Message, UdpSocket
@@ -539,7 +539,7 @@ def examined(*settings: dict[str, str]) -> list[Finding]:
 
     def join(rank: int) -> list[Finding]:
         checked.rank = rank
-        result = job.examine(job.Place(rank, len(settings), "127.0.0.1", port, hosted=False))
+        result = job.examine(Place(rank, len(settings), "127.0.0.1", port, hosted=False))
         result.leave()
         return [each for each in result.findings if each.level != "ok"]
 
@@ -589,7 +589,7 @@ def test_what_another_rank_of_a_host_has_found_alone_is_named_with_it(
     port = free_port()
 
     def join(rank: int) -> list[Finding]:
-        result = job.examine(job.Place(rank, 3, addresses[rank], port, hosted=False))
+        result = job.examine(Place(rank, 3, addresses[rank], port, hosted=False))
         result.leave()
         return result.findings
 

@@ -12,7 +12,8 @@ import typer
 from gradwire.core.errors import ConfigError
 from gradwire.doctor.findings import as_json, exit_status, lines, summary, wrapped
 from gradwire.doctor.host import check_host
-from gradwire.doctor.job import Place, beside_others, examine, place_of_environment
+from gradwire.doctor.job import examine
+from gradwire.doctor.place import Place, beside_others, place_of_environment
 
 __all__ = ["app"]
 

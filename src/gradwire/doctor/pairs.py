@@ -1,0 +1,147 @@
+"""The pairs of hosts of a job measure the path between them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gradwire.core.settings import Settings
+from gradwire.doctor.findings import Finding
+from gradwire.doctor.judge import accept, path_findings
+from gradwire.doctor.prober import Measurement, Prober, RoundTrips, Way
+from gradwire.doctor.responder import Responder
+from gradwire.doctor.udp import UdpSocket
+from gradwire.transport.addresses import LocalAddress, on_first_free, scoped
+from gradwire.transport.meeting import Meeting
+
+__all__ = ["Pair", "measure_all", "pair_findings"]
+
+CONTACT_S = 2.0
+"""How long a pair tries to reach each other, in seconds."""
+PAIR_S = 30.0
+"""How long a pair takes at most, in seconds."""
+QUIET_S = 5.0
+"""A responder goes on when its prober asks nothing for so long, in seconds."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What became of the path between two hosts.
+
+    Attributes:
+        prober: The rank that measured.
+        responder: The rank that answered.
+        found: What it measured.
+        heard: Datagrams of the prober that the responder received.
+    """
+
+    prober: int
+    responder: int
+    found: Measurement
+    heard: int
+
+
+def measure_all(
+    meeting: Meeting,
+    own: LocalAddress,
+    addresses: Mapping[int, LocalAddress],
+    datagram: int,
+    settings: Settings,
+) -> list[Pair]:
+    """Lets each two hosts measure, one pair after the other; collective.
+
+    Args:
+        meeting: The meeting of all ranks.
+        own: This rank's address.
+        addresses: The address of each host by the rank that measures for it.
+        datagram: The agreed size of datagrams in bytes.
+        settings: The settings.
+    """
+    rank, leaders = meeting.endpoint, list(addresses)
+    pairs = []
+    opened: UdpSocket | None = None
+    port = 0
+    try:
+        if rank in leaders:
+            try:
+                opened = on_first_free(
+                    settings.ports, lambda port: UdpSocket(own.bound, port, settings.dscp)
+                )
+            except OSError as error:
+                meeting.tell_failure(error)
+                raise
+            port = opened.place[1]
+        # A token for each measurement: the responder has to know it before the first datagram.
+        token = secrets.randbits(48)
+        texts = meeting.exchange(json.dumps({"port": port, "token": token}))
+        ends = [json.loads(text) for text in texts]
+        for prober, responder in itertools.combinations(leaders, 2):
+            text = "{}"
+            if opened is not None and rank in (prober, responder):
+                other = responder if rank == prober else prober
+                there = scoped(addresses[other].address, own.interface)
+                peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
+                token = ends[prober]["token"] ^ responder
+                if rank == prober:
+                    found = Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S)
+                    text = json.dumps(asdict(found))
+                else:
+                    answers = Responder([opened], limit=lambda message: datagram, token=token)
+                    answers.serve(
+                        QUIET_S,
+                        once=True,
+                        knock=peer,
+                        contact_s=CONTACT_S,
+                        longest_s=PAIR_S + QUIET_S,
+                    )
+                    text = json.dumps({"heard": answers.hellos})
+            # The pair may take its whole time before it comes here.
+            texts = meeting.exchange(text, meeting.timeout_s + PAIR_S + QUIET_S)
+            found = _measurement(json.loads(texts[prober]))
+            heard = int(json.loads(texts[responder]).get("heard", 0))
+            pairs.append(Pair(prober, responder, found, heard))
+    finally:
+        if opened is not None:
+            opened.close()
+    return pairs
+
+
+def _measurement(values: dict[str, Any]) -> Measurement:
+    known = {each.name for each in fields(Measurement)}
+    plain = {name: value for name, value in values.items() if name in known}
+    plain["rtt"] = RoundTrips(**plain.get("rtt", {}))
+    plain["there"] = Way(**plain.get("there", {}))
+    plain["back"] = Way(**plain.get("back", {}))
+    return Measurement(**plain)
+
+
+def pair_findings(
+    pair: Pair, hosts: Mapping[int, str], addresses: Mapping[int, LocalAddress]
+) -> list[Finding]:
+    """Returns what is found of a path between two hosts, by their names and addresses."""
+    here, there = hosts[pair.prober], hosts[pair.responder]
+    if pair.found.answered:
+        return path_findings(pair.found, here, there)
+    ways = []
+    if not pair.heard:
+        ways.append((here, there, accept(there, addresses[pair.prober].address, None)))
+    if not pair.found.heard:
+        ways.append((there, here, accept(here, addresses[pair.responder].address, None)))
+    if not ways:
+        text = f"{here} and {there} hear each other, but answers are lost: the network loses most."
+        return [Finding("problem", "UDP", text)]
+    findings = []
+    for sender, receiver, typed in ways:
+        text = (
+            f"{sender} → {receiver}: no UDP datagram arrives. A firewall of {receiver}, or one "
+            "between, drops it."
+        )
+        if pair.found.refusal and sender == here:
+            text = f"{sender} → {receiver}: the sender's kernel refuses: {pair.found.refusal}."
+        findings.append(Finding("problem", "UDP", text, typed))
+    return findings
