@@ -1,8 +1,7 @@
-"""All hosts of a job probe each other, pair by pair, when `gradwire doctor` runs on every rank.
+"""All hosts of a job probe each other when `gradwire doctor` runs on every rank.
 
 The ranks meet through the job's store, as in `attach`, with the same checks and the same errors.
-The lowest rank of each host measures for it. Only one pair measures at a time, because two
-measurements would disturb each other. Every rank learns all results.
+The lowest rank of each host measures for it. Every rank learns all results.
 """
 
 from __future__ import annotations
@@ -151,13 +150,14 @@ def _ranges(ranks: list[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
-def examine(place: Place) -> Examined:
+def examine(place: Place, say: Callable[[str], None] = lambda text: None) -> Examined:
     """Meets the other ranks, checks every host, and measures the path between each two.
 
     Every wait has an end; what fails is a finding.
 
     Args:
         place: This process's place in the job.
+        say: Gets what the ranks are about to do, as far as it takes seconds.
     """
     host = check_host(place.address)
     result = Examined()
@@ -179,7 +179,7 @@ def examine(place: Place) -> Examined:
         timeout_s=settings.rendezvous_timeout,
     )
     try:
-        _examine(result, meeting, host, settings)
+        _examine(result, meeting, host, settings, say)
         result.leave = lambda: _leave(store, meeting, place)
     except (ConfigError, RendezvousError, OSError) as error:
         about = "ranks" if isinstance(error, RendezvousError) else "settings"
@@ -235,7 +235,13 @@ def _leave(store: Store, meeting: Meeting, place: Place) -> None:
 # ---------------------------------------------------------------------------- the meeting
 
 
-def _examine(result: Examined, meeting: Meeting, host: Host, settings: Settings) -> None:
+def _examine(
+    result: Examined,
+    meeting: Meeting,
+    host: Host,
+    settings: Settings,
+    say: Callable[[str], None],
+) -> None:
     rank = meeting.endpoint
     everybody = introduce(
         meeting,
@@ -279,7 +285,7 @@ def _examine(result: Examined, meeting: Meeting, host: Host, settings: Settings)
         text = "All ranks are on one host, so there is no network to measure."
         result.findings.append(Finding("ok", "network", text))
         return
-    result.pairs = measure_all(meeting, chosen[rank], result.addresses, datagram, settings)
+    result.pairs = measure_all(meeting, chosen[rank], result.addresses, datagram, settings, say)
     wrong = [
         finding
         for pair in result.pairs

@@ -1,12 +1,14 @@
-"""The pairs of hosts of a job measure the path between them."""
+"""The pairs of hosts of a job measure the path between them.
+
+No host takes part in two measurements at once, since they would disturb each other.
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -19,7 +21,7 @@ from gradwire.doctor.udp import UdpSocket
 from gradwire.transport.addresses import LocalAddress, on_first_free, scoped
 from gradwire.transport.meeting import Meeting
 
-__all__ = ["Pair", "measure_all", "pair_findings"]
+__all__ = ["Pair", "measure_all", "pair_findings", "rounds"]
 
 CONTACT_S = 2.0
 """How long a pair tries to reach each other, in seconds."""
@@ -27,6 +29,7 @@ PAIR_S = 30.0
 """How long a pair takes at most, in seconds."""
 QUIET_S = 5.0
 """A responder goes on when its prober asks nothing for so long, in seconds."""
+LONGEST_ROUND_S = PAIR_S + QUIET_S
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,27 @@ class Pair:
     heard: int
 
 
+def rounds(hosts: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Returns all pairs of hosts in as few rounds as can be; a round has each host once at most."""
+    circle = [*hosts, *[None] * (len(hosts) % 2)]
+    half = len(circle) // 2
+    made = []
+    for _ in circle[1:]:
+        ends = zip(circle[:half], reversed(circle[half:]), strict=True)
+        made.append([(min(a, b), max(a, b)) for a, b in ends if a is not None and b is not None])
+        circle.insert(1, circle.pop())  # the first one stays, all others move on
+    return made
+
+
 def measure_all(
     meeting: Meeting,
     own: LocalAddress,
     addresses: Mapping[int, LocalAddress],
     datagram: int,
     settings: Settings,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Pair]:
-    """Lets each two hosts measure, one pair after the other; collective.
+    """Lets each two hosts measure, in rounds of pairs that have no host in common; collective.
 
     Args:
         meeting: The meeting of all ranks.
@@ -61,13 +77,13 @@ def measure_all(
         addresses: The address of each host by the rank that measures for it.
         datagram: The agreed size of datagrams in bytes.
         settings: The settings.
+        say: Gets what the ranks are about to do.
     """
-    rank, leaders = meeting.endpoint, list(addresses)
-    pairs = []
+    rank = meeting.endpoint
     opened: UdpSocket | None = None
     port = 0
     try:
-        if rank in leaders:
+        if rank in addresses:
             try:
                 opened = on_first_free(
                     settings.ports, lambda port: UdpSocket(own.bound, port, settings.dscp)
@@ -80,35 +96,39 @@ def measure_all(
         token = secrets.randbits(48)
         texts = meeting.exchange(json.dumps({"port": port, "token": token}))
         ends = [json.loads(text) for text in texts]
-        for prober, responder in itertools.combinations(leaders, 2):
-            text = "{}"
-            if opened is not None and rank in (prober, responder):
-                other = responder if rank == prober else prober
-                there = scoped(addresses[other].address, own.interface)
-                peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
-                token = ends[prober]["token"] ^ responder
-                if rank == prober:
-                    found = Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S)
-                    text = json.dumps(asdict(found))
-                else:
-                    answers = Responder([opened], limit=lambda message: datagram, token=token)
-                    answers.serve(
-                        QUIET_S,
-                        once=True,
-                        knock=peer,
-                        contact_s=CONTACT_S,
-                        longest_s=PAIR_S + QUIET_S,
-                    )
-                    text = json.dumps({"heard": answers.hellos})
-            # The pair may take its whole time before it comes here.
-            texts = meeting.exchange(text, meeting.timeout_s + PAIR_S + QUIET_S)
-            found = _measurement(json.loads(texts[prober]))
-            heard = int(json.loads(texts[responder]).get("heard", 0))
-            pairs.append(Pair(prober, responder, found, heard))
+
+        def measure(prober: int, responder: int) -> dict[str, Any]:
+            assert opened is not None
+            other = responder if rank == prober else prober
+            there = scoped(addresses[other].address, own.interface)
+            peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
+            token = ends[prober]["token"] ^ responder
+            if rank == prober:
+                return asdict(Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S))
+            answers = Responder([opened], limit=lambda message: datagram, token=token)
+            answers.serve(
+                QUIET_S, once=True, knock=peer, contact_s=CONTACT_S, longest_s=LONGEST_ROUND_S
+            )
+            return {"heard": answers.hellos}
+
+        pairs = []
+        planned = rounds(list(addresses))
+        for number, pairs_of_round in enumerate(planned, 1):
+            say(f"round {number} of {len(planned)}: {len(pairs_of_round)} pairs of hosts measure")
+            mine = [measure(*pair) for pair in pairs_of_round if rank in pair]
+            # A pair may take its whole time before it comes here.
+            text = json.dumps(mine[0] if mine else {})
+            found = list(
+                map(json.loads, meeting.exchange(text, LONGEST_ROUND_S + meeting.timeout_s))
+            )
+            pairs += [
+                Pair(a, b, _measurement(found[a]), int(found[b]["heard"]))
+                for a, b in pairs_of_round
+            ]
     finally:
         if opened is not None:
             opened.close()
-    return pairs
+    return sorted(pairs, key=lambda pair: (pair.prober, pair.responder))
 
 
 def _measurement(values: dict[str, Any]) -> Measurement:
