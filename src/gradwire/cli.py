@@ -104,7 +104,6 @@ def _root(
 
 
 def main() -> None:
-    """Runs the command."""
     app(prog_name="gradwire")
 
 

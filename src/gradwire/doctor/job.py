@@ -68,7 +68,6 @@ class Examined:
     leave: Callable[[], None] = lambda: None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything, for --json."""
         hosts = [
             {
                 "name": self.hosts[first],
@@ -156,7 +155,6 @@ def examine(place: Place, say: Callable[[str], None] = lambda text: None) -> Exa
     Every wait has an end; what fails is a finding.
 
     Args:
-        place: This process's place in the job.
         say: Gets what the ranks are about to do, as far as it takes seconds.
     """
     host = check_host(place.address)
