@@ -30,6 +30,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("core", "policies", "transport", "training", "calibration"),
         "server": ("core", "policies", "transport", "training"),
         "doctor": ("core", "policies", "transport", "server"),
+        "reading": ("core",),
         "cli": (),  # finds the commands by name
     },
     "gradwire_lab": {

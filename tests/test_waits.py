@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+import gradwire
+from ddp_jobs import wrap
+from gradwire.core.plan import TensorSlot
 from gradwire.core.report import StepReport
 from gradwire.core.slowest import SlowestBucket
+from gradwire.core.waits import Waits
 from gradwire.sim.fabric import NETWORK_A
 from gradwire.sim.job import Job
+from ranks import Ranks
+from test_telemetry import transfer
 
 WORLD, SIZE = 4, 120_000
 
@@ -87,3 +95,33 @@ def test_a_slowest_bucket_is_the_one_whose_transfer_took_longest() -> None:
     running.step([rng.normal(size=400_500).astype(np.float32) for _ in range(2)])
     found = slowest(running.report)
     assert (found.bucket, found.layers, found.encoding) == (1, ("large", "large"), "f32")
+
+
+def cost(rank: int, world: int) -> tuple[float, float]:
+    """The processor time of a small job's step, and that of noting whom its buckets waited for."""
+    ddp = wrap(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))))
+    attachment = gradwire.attach(ddp, "reliable")
+    data = torch.randn(256, 512)
+    spent = 0.0
+    for warm in (False, True):
+        spent = time.process_time()
+        for _ in range(10):
+            ddp(data).square().mean().backward()
+        spent = (time.process_time() - spent) / 10 if warm else 0.0
+    report = attachment.report()
+    attachment.detach()
+    buckets = [transfer([100], [1.0])] * report.buckets
+    slots = [(TensorSlot("a", 0, 100),)] * report.buckets
+    noted = [(1, 1000)] * 7
+    start = time.thread_time()
+    for _ in range(100):
+        for _ in buckets:
+            Waits.of(noted)
+        replace(report, slowest=SlowestBucket.of(buckets, (0, 1), slots)).line()
+        replace(report, slowest=None).line()
+    return spent, (time.thread_time() - start) / 100
+
+
+def test_noting_them_costs_less_than_a_hundredth_of_a_steps_processor_time(two: Ranks) -> None:
+    for step_s, noting_s in two.run(cost):
+        assert noting_s < step_s / 100

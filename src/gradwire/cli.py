@@ -1,8 +1,8 @@
 """The `gradwire` command, each subcommand of which is a typer app in a module of its own.
 
 A module loads only when its command runs; its line of help stands here, so that `gradwire --help`
-imports neither it nor torch. The commands of the lab (`demo`, `bench`, `lab`, `report`) belong to
-the distribution gradwire-lab, which announces them by entry points.
+imports neither it nor torch. The commands of the lab (`demo`, `bench`, `lab`) belong to the
+distribution gradwire-lab, which announces them by entry points.
 """
 
 from importlib import import_module
@@ -19,7 +19,6 @@ LAB = {
     "lab": "Run scenario files on real kernel networks: hosts, queues, loss, bursts, and TCP "
     "beside.",
     "bench": "Measure gradwire beside its peers.",
-    "report": "Compare runs of the lab: the same contestants in the same cells, run beside run.",
 }
 """The commands of the lab, with their lines of help."""
 OWN = {
@@ -36,8 +35,20 @@ OWN = {
         "gradwire.calibration.command",
         'Find how much loss each layer of a model bears, for policies "plot" and "adaptive".',
     ),
+    "report": (
+        "gradwire.reading.command:report",
+        "Say what a job's report files hold: what was lost, what it cost, what to try.",
+    ),
+    "diff": (
+        "gradwire.reading.command:diff",
+        "Compare two runs: status 0 when the second is no worse, 1 when it is, 2 for neither.",
+    ),
+    "why": (
+        "gradwire.reading.command:why",
+        "Say in five lines why a step was slow, as far as the records tell.",
+    ),
 }
-"""The product's commands: the module and the line of help of each."""
+"""The product's commands: the module (and its app, unless that is `app`) and the line of help."""
 ENTRY_POINTS = "gradwire.commands"
 
 
@@ -68,10 +79,15 @@ class LazyCommands(TyperGroup):
         """Loads a subcommand; returns None for an unknown name, exits where the lab is missing."""
         if self._lists or name not in self.commands:
             return super().get_command(ctx, name)
-        found = import_module(OWN[name][0]).app if name in OWN else _of_the_lab(name)
+        found = _of_the_product(name) if name in OWN else _of_the_lab(name)
         command = typer.main.get_command(found)
         command.name = name
         return command
+
+
+def _of_the_product(name: str) -> Any:
+    module, _, app = OWN[name][0].partition(":")
+    return getattr(import_module(module), app or "app")
 
 
 def _of_the_lab(name: str) -> Any:
@@ -104,6 +120,7 @@ def _root(
 
 
 def main() -> None:
+    """Runs the command."""
     app(prog_name="gradwire")
 
 

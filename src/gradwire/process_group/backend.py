@@ -27,6 +27,9 @@ class GradwireBackend(Backend):
 
     Args:
         group: A group of the same members, which carries out everything.
+
+    Attributes:
+        settings: The settings.
     """
 
     def __init__(self, group: GradwireGroup) -> None:
@@ -39,6 +42,7 @@ class GradwireBackend(Backend):
         self._reduce_scatter_base = group.reduce_scatter_single
 
     def getBackendName(self) -> str:
+        """Returns the backend's name."""
         return "gradwire"
 
     @property

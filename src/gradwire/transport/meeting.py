@@ -83,6 +83,7 @@ class Outcome:
 
     @staticmethod
     def load(text: str) -> Outcome:
+        """Reads what `dump` returned."""
         return Outcome(*json.loads(zlib.decompress(base64.b64decode(text))))
 
 
@@ -133,8 +134,11 @@ class Meeting:
     its process often hosts the store.
 
     Args:
+        store: The store.
         name: Name of the meeting, the same on all endpoints.
         endpoint: This endpoint's number: workers by rank, then servers.
+        workers: Number of workers.
+        servers: Number of servers.
         timeout_s: Longest duration of an exchange in seconds.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
     """
@@ -181,6 +185,7 @@ class Meeting:
         """Publishes a text and returns every endpoint's text, in order.
 
         Args:
+            text: This endpoint's text.
             patience: How long to wait, or only the seconds; None for the meeting's time-out.
 
         Returns:
@@ -212,6 +217,7 @@ class Meeting:
         would hide the cause.
 
         Args:
+            error: The failure.
             seconds: How long to wait at most, if that is less than LINGER_S.
         """
         if self.endpoints == 1 or self._left:
@@ -272,6 +278,7 @@ class Meeting:
                     self._store.delete_key(self._key(what))
 
     def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
+        """Makes an error that names the endpoints at fault."""
         return RendezvousError(why, map(self.names.rank_of, endpoints))
 
     def describe(self, endpoints: Iterable[int]) -> str:
@@ -481,6 +488,7 @@ class Wait:
         return self._patience.seconds, self._patience.origin
 
     def over(self) -> bool:
+        """Returns whether the time is up."""
         return time.monotonic() >= self._begun + self._patience.seconds
 
     def pause(self) -> None:

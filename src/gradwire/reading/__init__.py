@@ -1,0 +1,1 @@
+"""What report files say: summaries, comparisons, and why a step was slow. Nothing needs torch."""

@@ -1,0 +1,119 @@
+"""Whether one run is worse than another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.reading.records import Record, Run, UnreadableError
+from gradwire.reading.words import seconds, share
+
+__all__ = ["Measure", "compare"]
+
+FEWEST = 20
+"""Steps that a run needs to be compared."""
+CERTAIN = 1.96
+"""So many standard deviations make an interval of 95 per cent."""
+
+Verdict = Literal["worse", "no worse", "not judged"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure of two runs.
+
+    Attributes:
+        name: What is measured.
+        a: The first run's, as text.
+        b: The second run's.
+        change: The second one's over the first one's, minus 1; NaN where that says nothing.
+        verdict: "worse" where the change exceeds the threshold and chance.
+    """
+
+    name: str
+    a: str
+    b: str
+    change: float
+    verdict: Verdict
+
+
+def compare(a: Run, b: Run, threshold: float) -> list[Measure]:
+    """Compares two runs.
+
+    Args:
+        a: The one to compare with.
+        b: The one that is judged.
+        threshold: Share by which a measure may grow.
+
+    Raises:
+        UnreadableError: They cannot be compared; the text says why.
+    """
+    models = [{each.number("elements", 0) for each in run.records} for run in (a, b)]
+    if 0 not in models[0] | models[1] and not models[0] & models[1]:
+        sizes = " and ".join(f"{max(model):,.0f}" for model in models)
+        raise UnreadableError(f"they are of different models: {sizes} elements")
+    first, second = _times(a), _times(b)
+    return [
+        _quantile("median step", 0.5, first, second, threshold),
+        _quantile("90 % of steps within", 0.9, first, second, threshold),
+        *_losses(a, b, threshold),
+        _beside("waiting, median", a, b, np.median, lambda each: each.waited_s, seconds),
+        _beside("delivered", a, b, np.mean, lambda each: each.number("delivered", 1.0), share),
+    ]
+
+
+def _times(run: Run) -> NDArray[np.float64]:
+    taken = np.array([each.took_s for each in run.records], np.float64)
+    taken = taken[np.isfinite(taken)]
+    if len(taken) < FEWEST:
+        text = f"{run.name}: {len(taken)} steps with a duration; {FEWEST} are needed"
+        raise UnreadableError(text)
+    return taken
+
+
+def _beside(
+    name: str,
+    a: Run,
+    b: Run,
+    fold: Callable[[list[float]], Any],
+    value: Callable[[Record], float],
+    words: Callable[[float], str],
+) -> Measure:
+    own, other = (words(float(fold([value(each) for each in run.records]))) for run in (a, b))
+    return Measure(name, own, other, math.nan, "not judged")
+
+
+def _quantile(
+    name: str, q: float, a: NDArray[np.float64], b: NDArray[np.float64], threshold: float
+) -> Measure:
+    """Compares a quantile of two samples; steps count as independent of each other."""
+    ends = []
+    for values in (a, b):
+        middle = len(values) * q
+        spread = CERTAIN * math.sqrt(len(values) * q * (1 - q))
+        ranks = np.clip([middle - spread, middle + spread], 0, len(values) - 1).astype(int)
+        ends.append(np.sort(values)[ranks])
+    own = [float(np.quantile(values, q)) for values in (a, b)]
+    change = own[1] / own[0] - 1
+    certain = float(ends[1][0]) > float(ends[0][1])
+    verdict: Verdict = "worse" if change > threshold and certain else "no worse"
+    return Measure(name, seconds(own[0]), seconds(own[1]), change, verdict)
+
+
+def _losses(a: Run, b: Run, threshold: float) -> list[Measure]:
+    """Compares the mean training losses of the last tenth of the steps that both have."""
+    known = [{e.step: e.loss for e in run.records if math.isfinite(e.loss)} for run in (a, b)]
+    common = sorted(known[0].keys() & known[1].keys())
+    if len(common) < FEWEST:
+        return []
+    last = common[-max(FEWEST, len(common) // 10) :]
+    own, other = (float(np.mean([losses[step] for step in last])) for losses in known)
+    change = other / own - 1 if own > 0 else math.nan  # a ratio to less says nothing
+    worse: Verdict = "worse" if change > threshold else "no worse"
+    verdict: Verdict = "not judged" if math.isnan(change) else worse
+    return [Measure("training loss", f"{own:.4g}", f"{other:.4g}", change, verdict)]
