@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -24,14 +26,17 @@ from typer.testing import CliRunner
 from gradwire import _engine
 from gradwire.cli import app
 from gradwire.core.errors import ConfigError
-from gradwire.doctor import job, udp
+from gradwire.core.settings import Settings
+from gradwire.doctor import job, pairs, prober, udp
 from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, parse
 from gradwire.doctor.findings import Finding
 from gradwire.doctor.host import Host, check_host
-from gradwire.doctor.job import place_of_environment
+from gradwire.doctor.place import Place, place_of_environment
 from gradwire.doctor.prober import Prober
 from gradwire.doctor.responder import Event, Responder
 from gradwire.doctor.udp import Message, UdpSocket
+from gradwire.transport.addresses import LocalAddress
+from gradwire.transport.meeting import Meeting
 from ranks import free_port
 from threads import at_once
 
@@ -539,7 +544,7 @@ def examined(*settings: dict[str, str]) -> list[Finding]:
 
     def join(rank: int) -> list[Finding]:
         checked.rank = rank
-        result = job.examine(job.Place(rank, len(settings), "127.0.0.1", port, hosted=False))
+        result = job.examine(Place(rank, len(settings), "127.0.0.1", port, hosted=False))
         result.leave()
         return [each for each in result.findings if each.level != "ok"]
 
@@ -589,7 +594,7 @@ def test_what_another_rank_of_a_host_has_found_alone_is_named_with_it(
     port = free_port()
 
     def join(rank: int) -> list[Finding]:
-        result = job.examine(job.Place(rank, 3, addresses[rank], port, hosted=False))
+        result = job.examine(Place(rank, 3, addresses[rank], port, hosted=False))
         result.leave()
         return result.findings
 
@@ -600,3 +605,36 @@ def test_what_another_rank_of_a_host_has_found_alone_is_named_with_it(
     assert problem.text == f"{name}, ranks 1–2: GRADWIRE_PORT is much."
     assert problem.command == f"unset   # on {name}, ranks 1–2"
     assert sum(each.about == "address" for each in findings[0]) == 1  # all ranks have found it
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 7])
+def test_every_two_hosts_measure_once_and_none_twice_at_a_time(count: int) -> None:
+    hosts = [8 * host for host in range(count)]  # the rank that measures for each
+    planned = pairs.rounds(hosts)
+    assert sorted(itertools.chain(*planned)) == list(itertools.combinations(hosts, 2))
+    for busy in planned:
+        assert len(set(itertools.chain(*busy))) == 2 * len(busy)
+    assert len(planned) == count - 1 + count % 2
+
+
+def test_hosts_measure_in_rounds_of_which_they_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, short in (("PINGS", 5), ("GENTLE", 40_000_000), ("STEP_S", 0.002), ("CALM_S", 0.01)):
+        monkeypatch.setattr(prober, name, short)
+    store = dist.HashStore()
+    addresses = {host: LocalAddress(f"127.0.0.{host + 1}", "lo", 65_536) for host in range(4)}
+    settings = Settings.build({}, environment={})
+    told: list[str] = []
+
+    def join(host: int) -> list[pairs.Pair]:
+        meeting = Meeting(store, "t", endpoint=host, workers=4, servers=0, timeout_s=20.0)
+        say = told.append if host == 0 else (lambda text: None)
+        return pairs.measure_all(meeting, addresses[host], addresses, 1472, settings, say)
+
+    first, *others = at_once(4, join)
+    assert isinstance(first, list), first
+    assert all(other == first for other in others)
+    assert [(each.prober, each.responder) for each in first] == list(
+        itertools.combinations(range(4), 2)
+    )
+    assert all(each.found.answered for each in first)
+    assert [text.partition(":")[0] for text in told] == [f"round {n} of 3" for n in (1, 2, 3)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.doctor import job, prober
+from gradwire.doctor import pairs, prober
 from gradwire_lab.network.loss_rules import LossRules
 from host_ranks import Builder, HostRanks
 
@@ -50,7 +50,7 @@ def hosts() -> Iterator[HostRanks]:
 def listens(rank: int, world: int) -> None:
     # Short measurements show the same.
     prober.PINGS, prober.GENTLE, prober.STEP_S, prober.CALM_S = 20, 40_000_000, 0.005, 0.02
-    job.CONTACT_S = 0.6
+    pairs.CONTACT_S = 0.6
     if rank == 1:
         command = [sys.executable, "-m", "gradwire.cli", "probe", "--listen", "--json"]
         listener.append(subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0))

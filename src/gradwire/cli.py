@@ -120,7 +120,6 @@ def _root(
 
 
 def main() -> None:
-    """Runs the command."""
     app(prog_name="gradwire")
 
 

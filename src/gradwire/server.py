@@ -54,7 +54,6 @@ def open_store(address: str, timeout_s: float) -> Any:
     Args:
         address: "host:port" of a TCPStore (torchrun's), an IPv6 address in brackets as in
             "[fd00::1]:29500"; or "file:///path".
-        timeout_s: Seconds to wait for an answer.
 
     Returns:
         The store.
@@ -114,7 +113,6 @@ def _in_time(connect: Callable[[float], Any], timeout_s: float, address: str) ->
 
     Args:
         connect: Connects within so many seconds.
-        timeout_s: Seconds for all attempts together.
         address: What it connects to, for errors.
     """
     from gradwire.transport.store import NoAnswerError, Worker
@@ -182,12 +180,7 @@ def serve(
     The store is used until all have met. What becomes of it later changes nothing.
 
     Args:
-        store: The job's store.
-        workers: Number of workers.
         index: Index of this server, from 0.
-        settings: The settings.
-        stop: An event that ends the server.
-        group: Name of the group.
         say: Gets what happens until all have met.
 
     Returns:
@@ -332,11 +325,7 @@ def server(
 
 
 class StoppedError(KeyboardInterrupt):
-    """A signal stops this process.
-
-    Attributes:
-        signal: The signal.
-    """
+    """A signal stops this process."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__()

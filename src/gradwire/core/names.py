@@ -25,9 +25,6 @@ WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Returns the model's parameters by name, in the model's order.
 
-    Args:
-        model: Any module.
-
     Returns:
         The parameters under their names without wrappers, or under the model's own names where two
         parameters would have the same name without them.

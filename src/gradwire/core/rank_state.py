@@ -35,8 +35,6 @@ def read_rank(saved: object, rank: int, ranks: int) -> tuple[object, str | None]
     Args:
         saved: What `of_rank` returned on this rank or another one, those of several ranks in one
             dictionary, or the bare state, which versions before it saved.
-        rank: The rank.
-        ranks: Number of ranks.
 
     Returns:
         The state, and None or the rank that it belongs to instead, as in "rank 0 of 2".

@@ -24,7 +24,6 @@ class State:
     Methods that return a value raise ConfigError where it is missing or not allowed.
 
     Args:
-        value: The mapping.
         name: Where it lies, as in "state['phases']".
 
     Raises:

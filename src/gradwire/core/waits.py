@@ -14,7 +14,6 @@ class Most(NamedTuple):
 
     Attributes:
         endpoint: Number of the endpoint, workers first, then servers; -1 for none.
-        value: The value.
     """
 
     endpoint: int = -1

@@ -41,7 +41,6 @@ class Burst:
 
     @property
     def seconds(self) -> float:
-        """How long the burst takes."""
         return self.count * self.size * 8 / self.rate
 
 
@@ -63,10 +62,7 @@ def send_burst(
     """Sends a burst, and returns its rate in bits per second as it was sent.
 
     Args:
-        socket: The socket.
         prefix: The first bytes of every datagram (`data_prefix`).
-        burst: The burst.
-        to: Where it goes.
         local: The address to send from; see `UdpSocket.send`.
     """
     most = min(MOST_SEGMENTS, LARGEST_UDP // burst.size)
@@ -100,7 +96,6 @@ class Tally:
         prefix: The first bytes of its datagrams (`data_prefix`).
 
     Attributes:
-        prefix: See above.
         count: Datagrams.
         merged: The most datagrams that one message held.
     """

@@ -12,7 +12,8 @@ import typer
 from gradwire.core.errors import ConfigError
 from gradwire.doctor.findings import as_json, exit_status, lines, summary, wrapped
 from gradwire.doctor.host import check_host
-from gradwire.doctor.job import Place, beside_others, examine, place_of_environment
+from gradwire.doctor.job import examine
+from gradwire.doctor.place import Place, beside_others, place_of_environment
 
 __all__ = ["app"]
 
@@ -27,7 +28,7 @@ def doctor(
 
     Settings come from GRADWIRE_* variables, as in a job. srun and mpirun do as well as torchrun,
     once MASTER_ADDR and MASTER_PORT are set. Under any of them each two hosts measure the
-    path between them, one pair at a time, and rank 0 prints what is wrong. The exit status is 0
+    path between them, in rounds of pairs, and rank 0 prints what is wrong. The exit status is 0
     where all is well or there are warnings, 1 where there is a problem (on all ranks), 2 for an
     impossible environment.
     """
@@ -64,7 +65,11 @@ def _alone(in_json: bool) -> int:
 
 
 def _job(place: Place, in_json: bool) -> int:
-    result = examine(place)
+    def say(text: str) -> None:
+        if place.rank == 0:
+            typer.echo(f"gradwire doctor: {text}", err=True)
+
+    result = examine(place, say)
     if place.rank == 0 or not result.met:
         typer.echo(json.dumps(result.as_json()) if in_json else result.text())
     result.leave()

@@ -106,7 +106,6 @@ class Datagram:
     length: int = HEADER_BYTES
 
     def pack(self) -> bytes:
-        """Returns the datagram as bytes."""
         values = [min(max(0, each), LARGEST_ARGUMENT) for each in self.arguments]
         prefix = PREFIX.pack(MAGIC, VERSION, self.kind, self.token, self.cookie, self.number)
         header = prefix + ARGUMENTS.pack(*values, *[0] * (6 - len(values)))

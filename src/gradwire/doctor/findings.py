@@ -50,7 +50,6 @@ def exit_status(findings: Iterable[Finding]) -> int:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Returns the status and the findings, for --json."""
     return {"status": worst(findings), "findings": [asdict(each) for each in findings]}
 
 

@@ -1,8 +1,7 @@
-"""All hosts of a job probe each other, pair by pair, when `gradwire doctor` runs on every rank.
+"""All hosts of a job probe each other when `gradwire doctor` runs on every rank.
 
 The ranks meet through the job's store, as in `attach`, with the same checks and the same errors.
-The lowest rank of each host measures for it. Only one pair measures at a time, because two
-measurements would disturb each other. Every rank learns all results.
+The lowest rank of each host measures for it. Every rank learns all results.
 """
 
 from __future__ import annotations
@@ -10,29 +9,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
-import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.core.settings import Settings
 from gradwire.doctor.findings import Finding, as_json, lines, summary, wrapped
 from gradwire.doctor.host import Host, check_host
-from gradwire.doctor.judge import accept, path_findings, rate_text, rtt_text
-from gradwire.doctor.prober import Measurement, Prober, RoundTrips, Way
-from gradwire.doctor.responder import Responder
-from gradwire.doctor.udp import UdpSocket
+from gradwire.doctor.judge import rate_text, rtt_text
+from gradwire.doctor.pairs import Pair, measure_all, pair_findings
+from gradwire.doctor.place import Place
 from gradwire.server import open_store
 from gradwire.transport.addresses import (
     LocalAddress,
     host_identity,
-    on_first_free,
     reachable_interfaces,
-    scoped,
 )
 from gradwire.transport.introductions import (
     Introduction,
@@ -43,172 +37,10 @@ from gradwire.transport.introductions import (
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.store import BoundedStore, Store
 
-__all__ = ["Examined", "Place", "beside_others", "examine", "place_of_environment"]
+__all__ = ["Examined", "examine"]
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-LAUNCHERS = (
-    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI's
-    ("mpirun", "PMI_RANK", "PMI_SIZE"),  # MPICH's and its relatives'
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
-)
-"""Launchers that set no RANK and WORLD_SIZE, and the variables that they set instead.
-
-An mpirun inside of a job of Slurm comes before Slurm, whose variables are then those of the
-process that mpirun was started by."""
-CONTACT_S = 2.0
-"""How long a pair tries to reach each other, in seconds."""
-PAIR_S = 30.0
-"""How long a pair takes at most, in seconds."""
-QUIET_S = 5.0
-"""A responder goes on when its prober asks nothing for so long, in seconds."""
 LEAVE_S = 5.0
 """How long rank 0, whose process may host the store, waits for the others at the end."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """This process's place in a job, from the environment that launchers set.
-
-    Attributes:
-        rank: Its rank.
-        world: The number of ranks.
-        address: The host of the job's store.
-        port: The store's port.
-        hosted: Whether the launcher hosts the store; else rank 0 does.
-    """
-
-    rank: int
-    world: int
-    address: str
-    port: int
-    hosted: bool
-
-
-def place_of_environment(environment: Mapping[str, str] | None = None) -> Place | None:
-    """Returns this process's place in a job; None where it is alone.
-
-    Args:
-        environment: Environment variables; None for os.environ.
-
-    Raises:
-        ConfigError: Some of the variables are missing or impossible; the error names them.
-    """
-    given = {name: text for name, text in _variables(environment).items() if text}
-    launched = _launched(given)
-    # In a batch script, outside of srun, the others are not there.
-    started = launched is not None and launched.launcher != "Slurm"
-    names = {name: name for name in VARIABLES}  # of the variables that are read
-    if launched is not None and started and any(given.get(name) for name in VARIABLES):
-        for name, read in (("RANK", launched.rank), ("WORLD_SIZE", launched.world)):
-            if not given.get(name):
-                names[name], given[name] = read, given[read]
-    if not given.get("RANK") and not given.get("WORLD_SIZE"):
-        return None
-    for name in VARIABLES:
-        if not given.get(name):
-            there = [each for each in VARIABLES if given.get(each)]
-            raise ConfigError.about(
-                f"{name} is not set, but {', '.join(names[each] for each in there)}",
-                f"a job sets all of {', '.join(names.values())}; unset "
-                f"{', '.join(each for each in there if names[each] == each)} to check this host "
-                "alone",
-                setting=name,
-            )
-    numbers: dict[str, int] = {}
-    for name, most in (("WORLD_SIZE", 1 << 20), ("RANK", 1 << 20), ("MASTER_PORT", 65_535)):
-        text = given[name]
-        if not (text.isascii() and text.isdigit() and int(text) <= most):
-            raise ConfigError.of(names[name], text, f"a whole number up to {most}")
-        numbers[name] = int(text)
-    if not numbers["RANK"] < numbers["WORLD_SIZE"]:
-        raise ConfigError.of(
-            names["RANK"],
-            given["RANK"],
-            f"below {names['WORLD_SIZE']}",
-            beside=f"of {numbers['WORLD_SIZE']}",
-        )
-    if numbers["WORLD_SIZE"] == 1:
-        return None
-    hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address, port = given["MASTER_ADDR"], numbers["MASTER_PORT"]
-    return Place(numbers["RANK"], numbers["WORLD_SIZE"], address, port, hosted)
-
-
-def beside_others(environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Returns a warning where a launcher started several processes, each of which is alone.
-
-    Args:
-        environment: Environment variables; None for os.environ.
-    """
-    given = _variables(environment)
-    launched = _launched(given)
-    if launched is None:
-        return []
-    first, slurm = "HOST", launched.launcher in ("srun", "Slurm")
-    if slurm:
-        first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-    typed = f"export MASTER_ADDR={first} MASTER_PORT=29500   # the host of rank 0, a free port"
-    if launched.launcher == "Slurm":
-        typed += "\nsrun gradwire doctor"
-    text = (
-        f"{launched.launcher} has {given[launched.world]} tasks, and this process checks its own "
-        "host alone: without a meeting point nothing is known of the other hosts and of the "
-        "network."
-    )
-    return [Finding("warning", "job", text, typed)]
-
-
-@dataclass(frozen=True)
-class Launched:
-    """What a launcher's own variables say.
-
-    Attributes:
-        launcher: Its name.
-        rank: The variable with the rank of this process.
-        world: The variable with the number of processes.
-    """
-
-    launcher: str
-    rank: str
-    world: str
-
-
-def _launched(given: Mapping[str, str]) -> Launched | None:
-    """Returns what a launcher of several processes has set; None where there is none."""
-    if given.get("RANK") and given.get("WORLD_SIZE"):
-        return None
-    step = [given.get(name) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
-    for name, rank, world in LAUNCHERS:
-        if given.get(rank) and given.get(world):
-            if given[world] == "1":
-                return None
-            # srun sets PMI's variables as well, to the same numbers as its own.
-            same = [given[rank], given[world]] == step
-            return Launched("srun" if same else name, rank, world)
-    return None
-
-
-def _variables(environment: Mapping[str, str] | None) -> Mapping[str, str]:
-    return os.environ if environment is None else environment
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What became of the path between two hosts.
-
-    Attributes:
-        prober: The rank that measured.
-        responder: The rank that answered.
-        found: What it measured.
-        heard: Datagrams of the prober that the responder received.
-    """
-
-    prober: int
-    responder: int
-    found: Measurement
-    heard: int
 
 
 @dataclass
@@ -236,7 +68,6 @@ class Examined:
     leave: Callable[[], None] = lambda: None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything, for --json."""
         hosts = [
             {
                 "name": self.hosts[first],
@@ -318,13 +149,13 @@ def _ranges(ranks: list[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
-def examine(place: Place) -> Examined:
+def examine(place: Place, say: Callable[[str], None] = lambda text: None) -> Examined:
     """Meets the other ranks, checks every host, and measures the path between each two.
 
     Every wait has an end; what fails is a finding.
 
     Args:
-        place: This process's place in the job.
+        say: Gets what the ranks are about to do, as far as it takes seconds.
     """
     host = check_host(place.address)
     result = Examined()
@@ -346,7 +177,7 @@ def examine(place: Place) -> Examined:
         timeout_s=settings.rendezvous_timeout,
     )
     try:
-        _examine(result, meeting, host, settings)
+        _examine(result, meeting, host, settings, say)
         result.leave = lambda: _leave(store, meeting, place)
     except (ConfigError, RendezvousError, OSError) as error:
         about = "ranks" if isinstance(error, RendezvousError) else "settings"
@@ -402,7 +233,13 @@ def _leave(store: Store, meeting: Meeting, place: Place) -> None:
 # ---------------------------------------------------------------------------- the meeting
 
 
-def _examine(result: Examined, meeting: Meeting, host: Host, settings: Settings) -> None:
+def _examine(
+    result: Examined,
+    meeting: Meeting,
+    host: Host,
+    settings: Settings,
+    say: Callable[[str], None],
+) -> None:
     rank = meeting.endpoint
     everybody = introduce(
         meeting,
@@ -442,16 +279,15 @@ def _examine(result: Examined, meeting: Meeting, host: Host, settings: Settings)
     chosen = check_introductions(meeting, everybody)
     datagram = agree_datagram(meeting, everybody, chosen)
     result.addresses = {first: chosen[first] for first in result.hosts}
-    leaders = list(result.hosts)
-    if len(leaders) == 1:
+    if len(result.hosts) == 1:
         text = "All ranks are on one host, so there is no network to measure."
         result.findings.append(Finding("ok", "network", text))
         return
-    _measure_all(result, meeting, chosen[rank], leaders, datagram, settings)
+    result.pairs = measure_all(meeting, chosen[rank], result.addresses, datagram, settings, say)
     wrong = [
         finding
         for pair in result.pairs
-        for finding in _pair_findings(result, pair)
+        for finding in pair_findings(pair, result.hosts, result.addresses)
         if finding.level != "ok"
     ]
     result.findings += wrong
@@ -537,96 +373,3 @@ def _disagreeing(settings: list[dict[str, Any]]) -> list[Finding]:
         f"{'; '.join(differing)}."
     )
     return [Finding("problem", "settings", text, "env | grep GRADWIRE_   # on each rank")]
-
-
-# ---------------------------------------------------------------------------- the pairs
-
-
-def _measure_all(
-    result: Examined,
-    meeting: Meeting,
-    own: LocalAddress,
-    leaders: list[int],
-    datagram: int,
-    settings: Settings,
-) -> None:
-    """Lets each two hosts measure, one pair after the other; collective."""
-    rank = meeting.endpoint
-    opened: UdpSocket | None = None
-    port = 0
-    try:
-        if rank in leaders:
-            try:
-                opened = on_first_free(
-                    settings.ports, lambda port: UdpSocket(own.bound, port, settings.dscp)
-                )
-            except OSError as error:
-                meeting.tell_failure(error)
-                raise
-            port = opened.place[1]
-        # A token for each measurement: the responder has to know it before the first datagram.
-        token = secrets.randbits(48)
-        texts = meeting.exchange(json.dumps({"port": port, "token": token}))
-        ends = [json.loads(text) for text in texts]
-        for prober, responder in itertools.combinations(leaders, 2):
-            text = "{}"
-            if opened is not None and rank in (prober, responder):
-                other = responder if rank == prober else prober
-                there = scoped(result.addresses[other].address, own.interface)
-                peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
-                token = ends[prober]["token"] ^ responder
-                if rank == prober:
-                    found = Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S)
-                    text = json.dumps(asdict(found))
-                else:
-                    answers = Responder([opened], limit=lambda message: datagram, token=token)
-                    answers.serve(
-                        QUIET_S,
-                        once=True,
-                        knock=peer,
-                        contact_s=CONTACT_S,
-                        longest_s=PAIR_S + QUIET_S,
-                    )
-                    text = json.dumps({"heard": answers.hellos})
-            # The pair may take its whole time before it comes here.
-            texts = meeting.exchange(text, meeting.timeout_s + PAIR_S + QUIET_S)
-            found = _measurement(json.loads(texts[prober]))
-            heard = int(json.loads(texts[responder]).get("heard", 0))
-            result.pairs.append(Pair(prober, responder, found, heard))
-    finally:
-        if opened is not None:
-            opened.close()
-
-
-def _measurement(values: dict[str, Any]) -> Measurement:
-    known = {each.name for each in fields(Measurement)}
-    plain = {name: value for name, value in values.items() if name in known}
-    plain["rtt"] = RoundTrips(**plain.get("rtt", {}))
-    plain["there"] = Way(**plain.get("there", {}))
-    plain["back"] = Way(**plain.get("back", {}))
-    return Measurement(**plain)
-
-
-def _pair_findings(result: Examined, pair: Pair) -> list[Finding]:
-    here, there = result.hosts[pair.prober], result.hosts[pair.responder]
-    if pair.found.answered:
-        return path_findings(pair.found, here, there)
-    addresses = [result.addresses[rank].address for rank in (pair.prober, pair.responder)]
-    ways = []
-    if not pair.heard:
-        ways.append((here, there, accept(there, addresses[0], None)))
-    if not pair.found.heard:
-        ways.append((there, here, accept(here, addresses[1], None)))
-    if not ways:
-        text = f"{here} and {there} hear each other, but answers are lost: the network loses most."
-        return [Finding("problem", "UDP", text)]
-    findings = []
-    for sender, receiver, typed in ways:
-        text = (
-            f"{sender} → {receiver}: no UDP datagram arrives. A firewall of {receiver}, or one "
-            "between, drops it."
-        )
-        if pair.found.refusal and sender == here:
-            text = f"{sender} → {receiver}: the sender's kernel refuses: {pair.found.refusal}."
-        findings.append(Finding("problem", "UDP", text, typed))
-    return findings

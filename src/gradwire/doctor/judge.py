@@ -22,8 +22,6 @@ def path_findings(found: Measurement, here: str, there: str) -> list[Finding]:
 
     Args:
         found: What was measured.
-        here: The prober's name, as sentences have it.
-        there: The responder's name.
     """
     findings = []
     if not found.complete:

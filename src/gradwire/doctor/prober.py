@@ -161,9 +161,7 @@ class Prober:
 
     Args:
         socket: The socket; the caller closes it.
-        peer: The responder's address and port.
         limit: The longest datagram that the route to it takes, in bytes.
-        seconds: When to end at the latest, from now on.
         token: The measurement's number; None for a random one.
     """
 

@@ -84,7 +84,6 @@ class Message:
         return _scoped(str(self.source[0]), self.source[3] if len(self.source) == 4 else 0)
 
     def datagrams(self) -> Iterator[bytes]:
-        """Yields each datagram."""
         for at in range(0, len(self.data), self.segment):
             yield self.data[at : at + self.segment]
 
@@ -95,7 +94,6 @@ class UdpSocket:
     Args:
         address: The local address with its scope; "0.0.0.0" and "::" for any of that version.
         port: The UDP port, 0 for any free one.
-        dscp: The DSCP of what it sends.
 
     Attributes:
         overflows: Datagrams that this host's kernel dropped because the receive buffer was full.
@@ -150,11 +148,9 @@ class UdpSocket:
         self._socket.connect(place)
 
     def fileno(self) -> int:
-        """Returns the descriptor, for selectors."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Closes the socket."""
         self._socket.close()
 
     def send(
@@ -166,8 +162,6 @@ class UdpSocket:
 
         Args:
             data: The bytes.
-            to: The address and port.
-            ecn: The ECN field.
             segment: The length of each datagram of a train; 0 for a single one.
             local: The address to send from, `Message.local` of what is answered.
 

@@ -27,9 +27,6 @@ class GradwireBackend(Backend):
 
     Args:
         group: A group of the same members, which carries out everything.
-
-    Attributes:
-        settings: The settings.
     """
 
     def __init__(self, group: GradwireGroup) -> None:
@@ -42,7 +39,6 @@ class GradwireBackend(Backend):
         self._reduce_scatter_base = group.reduce_scatter_single
 
     def getBackendName(self) -> str:
-        """Returns the backend's name."""
         return "gradwire"
 
     @property

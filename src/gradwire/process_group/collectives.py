@@ -100,8 +100,6 @@ class EngineCollectives:
     Args:
         group: The place of this process in the group, under a name that no other group of the job
             has.
-        settings: The settings.
-        watch: Watches the other members while all wait for each other.
     """
 
     def __init__(self, group: Group, settings: Settings, watch: Watch) -> None:

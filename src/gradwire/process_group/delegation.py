@@ -47,8 +47,6 @@ def delegate(
     """Gives a class the methods that call those of the same names of another object.
 
     Args:
-        owner: The class.
-        names: The methods' names.
         known: The class of the other object; this torch may lack some of the names there.
         target: Returns the other object of an instance of the class.
     """

@@ -54,12 +54,9 @@ class GradwireGroup(dist.ProcessGroup):
     Args:
         group: The place of this process in the group, under a name that no other group of the job
             has.
-        settings: The settings.
-        timeout: The time-out of collectives, until torch sets another one.
         default: Whether it is the job's default group.
 
     Attributes:
-        settings: The settings.
         inner: The group that carries out everything else.
         gloo: Its backend.
     """
@@ -91,7 +88,6 @@ class GradwireGroup(dist.ProcessGroup):
         self._stays_after_rank_0 = default and group.world_size > 1
 
     def getBackendName(self) -> str:
-        """Returns the backend's name."""
         return "gradwire"
 
     def __repr__(self) -> str:
@@ -119,10 +115,8 @@ class GradwireGroup(dist.ProcessGroup):
         """Sums or averages tensors over the members, in group.
 
         Args:
-            tensors: The tensor, or a list of it.
             opts: `AllreduceOptions`, or the operation.
             timeout: Time-out of the collective; None for the options', or the group's.
-            op: The operation.
 
         Returns:
             The work.
@@ -146,11 +140,8 @@ class GradwireGroup(dist.ProcessGroup):
         """Sums or averages lists of tensors over the members; each gets the one of its rank.
 
         Args:
-            outputs: Where the result goes: the tensor, or a list of it.
-            inputs: A tensor for each member, or a list of that.
             opts: `ReduceScatterOptions`, or the operation.
             timeout: Time-out of the collective; None for the options', or the group's.
-            op: The operation.
 
         Returns:
             The work.
@@ -173,8 +164,6 @@ class GradwireGroup(dist.ProcessGroup):
         """Sums or averages a tensor over the members; each gets the part of its rank.
 
         Args:
-            output: Where the part goes.
-            given: The tensor, of as many parts as there are members.
             opts: `ReduceScatterOptions`.
 
         Returns:
@@ -197,8 +186,6 @@ class GradwireGroup(dist.ProcessGroup):
         """Reduce-scatters several tensors over Gloo.
 
         Args:
-            outputs: Where this member's parts go.
-            inputs: The tensors, each of as many parts as there are members.
             opts: `ReduceScatterOptions`.
 
         Returns:
@@ -235,9 +222,6 @@ class GradwireGroup(dist.ProcessGroup):
         """Returns whether a collective goes to the engine, alike on all members.
 
         Args:
-            inputs: The tensors that are summed.
-            output: Where the result goes.
-            operation: The operation.
             listed: Whether it is a reduce-scatter of a list of tensors.
         """
         alone = torch.__version__ < GLOO_REDUCES and (listed or operation == dist.ReduceOp.AVG)

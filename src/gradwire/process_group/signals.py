@@ -42,7 +42,6 @@ class Signals:
     """The signals of one member.
 
     Args:
-        group: The group, of two members or more.
         gloo: Gloo's backend of the same members.
     """
 

@@ -22,7 +22,6 @@ class EngineWork(dist.Work):
     by a callback that raises.
 
     Args:
-        outputs: The tensors that hold the result at the end.
         name: What the collective is, for errors.
     """
 
@@ -61,7 +60,6 @@ class EngineWork(dist.Work):
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Returns the future of the tensors."""
         return self._future
 
     def is_completed(self) -> bool:
@@ -77,7 +75,6 @@ class EngineWork(dist.Work):
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensors."""
         return self._outputs
 
     def synchronize(self) -> None:

@@ -64,25 +64,11 @@ class SharedEngine(Engine):
     """An open engine with its completion threads, shared by communicators of one group.
 
     Args:
-        native: The compiled engine.
         store: Identity of the store (`identity_of`).
-        group: Name of the group.
-        rank: This worker's rank in the group.
-        world_size: Number of workers.
-        settings: The settings.
-        session: Session tag of the engine's packets.
         datagram: The agreed size of datagrams in bytes.
-        meeting: The meeting in which the engine was opened.
 
     Attributes:
         native: The compiled engine; None once it is closed.
-        store: See above.
-        group: See above.
-        rank: See above.
-        world_size: See above.
-        settings: See above.
-        session: See above.
-        datagram: See above.
         users: Number of communicators that use it.
         pid: The process that opened it.
         stager: The queue of transfers that start later.
@@ -129,7 +115,6 @@ class SharedEngine(Engine):
         )
 
     def start(self, request: AllReduce) -> Handle:
-        """Hands one op to the compiled engine (`Engine.start`)."""
         step, lane = request.step, request.lane
         if os.getpid() != self.pid:
             raise TransferError(
@@ -199,7 +184,6 @@ class SharedEngine(Engine):
         return None if native is None else native.failure()
 
     def set_drop(self, rate: float, burst: float, seed: int) -> None:
-        """Injects loss of DATA packets in the receive path."""
         if self.native is not None:
             self.native.set_drop(rate, burst, seed)
 

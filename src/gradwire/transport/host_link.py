@@ -161,8 +161,6 @@ class Listener:
         A process that connects and sends no greeting, or a wrong one, delays no other one.
 
         Args:
-            places: The places.
-            timeout_s: Seconds to wait.
             stop: Whether to give up before; it is asked every POLL_S at most.
 
         Returns:
@@ -256,9 +254,6 @@ class HostLink:
     """The connections of one rank with others of its host; messages may be sent by any thread.
 
     Messages are pickled. Only processes that knew the token are connected.
-
-    Args:
-        sockets: A connected socket for each place of the host.
     """
 
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
@@ -288,7 +283,6 @@ class HostLink:
         """Sends a message; a rank that has left is passed over, since `gone` is called for it.
 
         Args:
-            message: The message.
             places: The places to send it to; None for all.
             memory: The file descriptor of memory that goes with it, -1 for none.
         """
@@ -320,7 +314,6 @@ class HostLink:
         """Takes the memory that the leader offers, and reads it; before `listen`.
 
         Args:
-            timeout_s: Seconds to wait.
             stop: Whether to give up before; it is asked every POLL_S at most.
 
         Raises:

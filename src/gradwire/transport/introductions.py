@@ -98,10 +98,6 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list
     The checks: the same protocol version and configuration; a version of IP that all have; no
     endpoint would be looked for on another host than its own; no two want the same port.
 
-    Args:
-        meeting: The meeting.
-        everybody: The introductions of all endpoints.
-
     Returns:
         The address that each endpoint is to use, all of one version of IP.
 
@@ -235,11 +231,6 @@ def agree_datagram(
 
     An endpoint can send what it is configured for, or else what its routes to the others take.
 
-    Args:
-        meeting: The meeting.
-        everybody: The introductions of all endpoints.
-        chosen: The address of each endpoint.
-
     Returns:
         The size in bytes.
 
@@ -344,8 +335,6 @@ def agree(
     """Checks that every endpoint of the meeting passes the same configuration; collective.
 
     Args:
-        meeting: The meeting.
-        configuration: This endpoint's configuration.
         failure: Why this endpoint cannot take part. It is raised here, and the others are notified.
 
     Raises:

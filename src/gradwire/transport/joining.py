@@ -20,12 +20,6 @@ def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) 
 
     The call is collective: all ranks agree whether they reuse their engines or open new ones.
 
-    Args:
-        meeting: A meeting of the workers.
-        store: The job's store.
-        group: Name of the group.
-        settings: The settings.
-
     Returns:
         The engine.
 

@@ -83,7 +83,6 @@ class Outcome:
 
     @staticmethod
     def load(text: str) -> Outcome:
-        """Reads what `dump` returned."""
         return Outcome(*json.loads(zlib.decompress(base64.b64decode(text))))
 
 
@@ -134,11 +133,8 @@ class Meeting:
     its process often hosts the store.
 
     Args:
-        store: The store.
         name: Name of the meeting, the same on all endpoints.
         endpoint: This endpoint's number: workers by rank, then servers.
-        workers: Number of workers.
-        servers: Number of servers.
         timeout_s: Longest duration of an exchange in seconds.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
     """
@@ -185,7 +181,6 @@ class Meeting:
         """Publishes a text and returns every endpoint's text, in order.
 
         Args:
-            text: This endpoint's text.
             patience: How long to wait, or only the seconds; None for the meeting's time-out.
 
         Returns:
@@ -217,7 +212,6 @@ class Meeting:
         would hide the cause.
 
         Args:
-            error: The failure.
             seconds: How long to wait at most, if that is less than LINGER_S.
         """
         if self.endpoints == 1 or self._left:
@@ -278,7 +272,6 @@ class Meeting:
                     self._store.delete_key(self._key(what))
 
     def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
-        """Makes an error that names the endpoints at fault."""
         return RendezvousError(why, map(self.names.rank_of, endpoints))
 
     def describe(self, endpoints: Iterable[int]) -> str:
@@ -488,7 +481,6 @@ class Wait:
         return self._patience.seconds, self._patience.origin
 
     def over(self) -> bool:
-        """Returns whether the time is up."""
         return time.monotonic() >= self._begun + self._patience.seconds
 
     def pause(self) -> None:

@@ -144,10 +144,8 @@ class ChunkGrid:
 
         Args:
             values: float32, one value per element.
-            chunks: Ids of the chunks.
             source: float32, values of the elements from `begin` on.
             begin: The first element of `source`.
-            factor: Factor of the values that are written.
         """
         load_engine().write_chunks(
             values, self.offsets[chunks], self.lengths[chunks], source, begin, factor
@@ -198,12 +196,7 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
 
 
 def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]) -> TransferReport:
-    """Makes the report of a transfer that went well.
-
-    Args:
-        completion: The engine's completion.
-        effective: Each region's effective bound.
-    """
+    """Makes the report of a transfer that went well."""
     return TransferReport(
         op=completion.op,
         step=completion.step,

@@ -48,7 +48,6 @@ class OpenEngine:
     """An engine that has reached all its peers, for communicators and `gradwire server`.
 
     Attributes:
-        engine: The engine.
         session: The session tag of its packets.
         datagram: The agreed size of datagrams in bytes.
         meeting: The meeting of its endpoints.
@@ -77,11 +76,7 @@ def meet_servers(
     It is in the store under all prefixes, because servers know no process group.
 
     Args:
-        store: The job's store.
-        group: Name of the group.
-        settings: The settings.
         endpoint: This endpoint's number: workers by rank, then servers.
-        workers: Number of workers.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
 
     Returns:
@@ -100,11 +95,6 @@ def meet_servers(
 
 def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngine:
     """Meets the other endpoints, opens the engine and connects it; collective.
-
-    Args:
-        store: The job's store.
-        meeting: The meeting of the endpoints.
-        settings: The settings.
 
     Returns:
         The engine, connected to all its peers.

@@ -104,7 +104,6 @@ class BoundedStore:
     behind it.
 
     Args:
-        store: the store to ask.
         timeout_s: how long an operation may take, in seconds; LEAST_S if that is longer.
     """
 
@@ -119,27 +118,21 @@ class BoundedStore:
         self._timeout_s = LEAST_S
 
     def set(self, key: str, value: str, /) -> None:
-        """Sets the value of a key."""
         self._ask(self._store.set, key, value)
 
     def get(self, key: str, /) -> bytes:
-        """Returns the value of a key."""
         return self._ask(self._store.get, key)
 
     def check(self, keys: list[str], /) -> bool:
-        """Returns whether all keys have a value."""
         return self._ask(self._store.check, keys)
 
     def add(self, key: str, amount: int, /) -> int:
-        """Adds to a counter, and returns its value."""
         return self._ask(self._store.add, key, amount)
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Sets the value of a key where it is the expected one; returns the value then."""
         return self._ask(self._store.compare_set, key, expected, desired)
 
     def delete_key(self, key: str, /) -> bool:
-        """Removes a key; returns whether it had a value."""
         return self._ask(self._store.delete_key, key)
 
     def _ask(self, operation: Callable[..., Answer], *arguments: object) -> Answer:

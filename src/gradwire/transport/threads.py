@@ -36,7 +36,6 @@ class CompletionPool(Generic[T]):
         poll: Waits for a bounded time without the GIL, and returns None when there is no item. One
             thread at a time calls it.
         handle: Handles an item, and may block. An exception that it raises is logged and dropped.
-        name: Prefix of the threads' names.
         broken: Called once with the exception that `poll` raised, after which the pool ends.
     """
 
@@ -78,7 +77,6 @@ class CompletionPool(Generic[T]):
 
     @property
     def size(self) -> int:
-        """The number of threads."""
         with self._mutex:
             return len(self._threads)
 
@@ -145,9 +143,6 @@ class Stager:
 
     The order is that of the calls of `submit`. Calls from several threads at once come in either
     order.
-
-    Args:
-        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -42,10 +42,6 @@ def congested(report: StepReport, share: float) -> bool:
 
     RTprop is a factor of both sides, so it is left out.
 
-    Args:
-        report: A step's report.
-        share: Share of the bandwidth-delay product.
-
     Returns:
         True for congestion; False, too, while the path is not known.
     """

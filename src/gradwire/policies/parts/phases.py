@@ -64,9 +64,6 @@ class PhaseDetector:
         ConfigError: An argument is not as above.
 
     Attributes:
-        eta: See above.
-        every: See above.
-        source: See above.
         phase: The phase of the next step.
         steps: Number of steps observed.
         critical_steps: Number of them that were critical.
@@ -212,10 +209,6 @@ class LayerDetector(PhaseDetector):
     """Decides a phase per layer; a layer is critical until two decisions have seen its norm.
 
     `phase` is critical while any layer is, and `critical_share` counts layers.
-
-    Args:
-        eta: As for PhaseDetector.
-        every: As for PhaseDetector.
     """
 
     def __init__(self, eta: float = 0.5, every: Every = 10) -> None:

@@ -75,11 +75,6 @@ class LayerOrder:
     def classes(self, slots: tuple[TensorSlot, ...], chunks: Chunks, count: int) -> Priorities:
         """Makes classes of equally many layers.
 
-        Args:
-            slots: The bucket's tensors.
-            chunks: The chunk grid.
-            count: Number of classes.
-
         Returns:
             uint8 for each chunk, the class of its first element's layer.
         """
@@ -95,7 +90,6 @@ def by_size(order: NDArray[np.intp], count: int) -> Priorities:
 
     Args:
         order: The chunks from the smallest to the largest (argsort).
-        count: Number of classes.
 
     Returns:
         uint8 for each chunk.
@@ -113,7 +107,6 @@ def by_region(values: NDArray[np.float32], chunks: Chunks, seed: int) -> Priorit
 
     Args:
         values: float32 for each chunk, none below 0.
-        chunks: The chunk grid.
         seed: Seed of the order of equal values (an embedding's rows without a gradient).
 
     Returns:
@@ -145,8 +138,6 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
 
     Args:
         order: The chunks from the smallest to the largest (argsort).
-        chunks: The chunk grid.
-        share: The share, in [0, 1).
 
     Returns:
         bool for each chunk.
@@ -164,8 +155,6 @@ def check_priority(
     """Checks a priority beside the other options.
 
     Args:
-        priority: The value of the option.
-        allowed: Its allowed values.
         control: The option `control`.
         order: The option `order`.
         pull: The option `pull`.

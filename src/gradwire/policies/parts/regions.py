@@ -39,7 +39,6 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
     Args:
         name: Name of the setting, for errors.
         table: Bounds by pattern; the first pattern that matches a tensor applies.
-        tensors: Names of the model's tensors.
 
     Raises:
         ConfigError: A pattern matches no tensor; or it has no effect, because one that stands
@@ -74,7 +73,6 @@ class BoundTable:
     """The bound of each tensor: that of the first pattern that matches its name.
 
     Args:
-        table: Bounds by pattern.
         default: The bound of tensors that no pattern matches.
     """
 
@@ -84,7 +82,6 @@ class BoundTable:
         self._known: dict[str, float] = {}
 
     def __call__(self, tensor: str) -> float:
-        """Returns the bound of a tensor."""
         known = self._known.get(tensor)
         if known is None:
             hits = (b for p, b in self._table.items() if fnmatch.fnmatchcase(tensor, p))
@@ -102,7 +99,6 @@ def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> Regi
     Args:
         slots: the bucket's tensors in order, without gaps.
         bound: the share of a region's elements, in [0, 1), that may be missing.
-        chunk_elements: elements that one datagram carries.
 
     Returns:
         The regions; the same object for the same arguments.
@@ -123,10 +119,8 @@ def regions_by_tensor(
 
     Args:
         slots: the bucket's tensors in order, without gaps.
-        bounds: the bound of each tensor in this step.
         grid_bounds: the bounds that decide which tensors share a region. They are the same in all
             phases, so that the chunk grid stays.
-        chunk_elements: elements that one datagram carries.
 
     Returns:
         The regions; the same object for the same arguments.
