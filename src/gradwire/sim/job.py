@@ -23,7 +23,7 @@ from gradwire.core.errors import GradwireError, TransferError
 from gradwire.core.report import ReportWriter, StepReport
 from gradwire.policies import Policy
 from gradwire.sim.fabric import NETWORK_A, Fabric, Link
-from gradwire.training.bucket import GradBucket, ParameterNames
+from gradwire.training.bucket import Bucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.connection import sizes, vectors
 from gradwire.training.optimizers import Given, Optimizers, several
@@ -34,7 +34,7 @@ from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.threads import Stager
 
-__all__ = ["FlatBucket", "Job", "VirtualEngine", "model_of"]
+__all__ = ["Job", "VirtualEngine", "model_of"]
 
 Flat = NDArray[np.float32]
 PATIENCE_S = 3600.0
@@ -153,33 +153,6 @@ class VirtualEngine(Engine):
             result = torch.from_numpy(self._fabric.result(self._rank, op, lane=request.lane))
             as_tensor(request.data, request.plan.encoding).copy_(result)
             handle.finish(transfer_report(completion, request.effective_bounds))
-
-
-class FlatBucket:
-    """A stand-in for DDP's GradBucket: the gradients of some parameters, one after another."""
-
-    def __init__(
-        self, index: int, last: bool, parameters: list[torch.nn.Parameter], values: torch.Tensor
-    ) -> None:
-        self._index, self._last = index, last
-        self._parameters = parameters
-        self._buffer = values
-
-    def index(self) -> int:
-        """Returns the bucket's index in the step."""
-        return self._index
-
-    def is_last(self) -> bool:
-        """Returns whether it is the step's last bucket."""
-        return self._last
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Returns the parameters."""
-        return self._parameters
-
-    def buffer(self) -> torch.Tensor:
-        """Returns the gradients, flat."""
-        return self._buffer
 
 
 class Job:
@@ -328,10 +301,9 @@ class Job:
             at = 0
             for index, group in enumerate(self.groups):
                 length = sum(parameter.numel() for parameter in group)
-                bucket = FlatBucket(
-                    index, index == len(self.groups) - 1, group, results[rank][at : at + length]
-                )
-                futures.append(pipeline.reduce(cast(GradBucket, bucket)))
+                values = results[rank][at : at + length]
+                bucket = Bucket(index, index == len(self.groups) - 1, values, group)
+                futures.append(pipeline.reduce(bucket))
                 at += length
         return results, futures
 

@@ -4,12 +4,14 @@ DDP rebuilds its buckets after the first iteration, so nothing may depend on a b
 parameter is identified by its object and named as in the model.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,22 +35,6 @@ __all__ = [
     "in_bucket_order",
     "slots_of",
 ]
-
-
-class Bucket(Protocol):
-    """What a pipeline asks of a bucket: DDP's own, or the sum of a host's."""
-
-    def index(self) -> int:
-        """Returns its index in the step, from 0."""
-
-    def is_last(self) -> bool:
-        """Returns whether it is the step's last one."""
-
-    def buffer(self) -> torch.Tensor:
-        """Returns its gradients, 1-D."""
-
-    def parameters(self) -> list[torch.Tensor]:
-        """Returns the parameters whose gradients follow each other in the buffer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +77,33 @@ class ComparedLayout(HashedTuple[TensorSlot]):
         """A number of 64 bits that stands for the tensors, the same on all ranks."""
         text = "\n".join(f"{slot.length} {slot.key}" for slot in self)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Gradients that travel together: DDP's bucket, FSDP2's group, or the sum of a host's ranks.
+
+    Attributes:
+        index: Index in the step, from 0; those without elements count.
+        last: Whether it is the step's last one.
+        values: The gradients, 1-D.
+        parameters: The parameters whose gradients follow each other in the values.
+        layout: The tensors in the values, where they are not the whole parameters.
+        scatter: What becomes of the sum where each worker gets its shard; None where all get all
+            of it.
+    """
+
+    index: int
+    last: bool
+    values: torch.Tensor
+    parameters: Sequence[torch.Tensor]
+    layout: ComparedLayout | None = None
+    scatter: Scatter | None = None
+
+    @staticmethod
+    def of(given: GradBucket) -> Bucket:
+        """Returns DDP's bucket."""
+        return Bucket(given.index(), given.is_last(), given.buffer(), given.parameters())
 
 
 class ParameterNames:
@@ -142,14 +155,15 @@ class Layouts:
 
     def of(self, bucket: Bucket) -> HashedTuple[TensorSlot]:
         """Returns the bucket's tensors in order; the same object for the same layout."""
-        parameters = bucket.parameters()
-        key = tuple(map(id, parameters))
+        if bucket.layout is not None:
+            return bucket.layout
+        key = tuple(map(id, bucket.parameters))
         known = self._known.get(key)
         if known is None:
-            named = [(self._names(each), each) for each in parameters]
+            named = [(self._names(each), each) for each in bucket.parameters]
             self._check(named)
             known = self._known[key] = slots_of(
-                [(name, each.numel()) for name, each in named], bucket.buffer().numel()
+                [(name, each.numel()) for name, each in named], bucket.values.numel()
             )
         return known
 

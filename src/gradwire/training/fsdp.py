@@ -18,7 +18,7 @@ import threading
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch._C import _distributed_c10d as c10d
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.names import named_parameters, some_of
 from gradwire.policies import Policy
-from gradwire.training.bucket import ComparedLayout, Scatter
+from gradwire.training.bucket import Bucket, ComparedLayout, Scatter
 from gradwire.training.connection import Connection, check_memory
 from gradwire.training.fsdp_difference import END, Reduced, difference
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
@@ -61,44 +61,6 @@ COMPARED_S = 3.0
 
 DIVIDED = (torch.float32, torch.bfloat16)
 """The types of sums whose division torch leaves to the reduction."""
-
-
-@dataclass(frozen=True)
-class GroupBucket:
-    """The gradients of one group, as the pipeline takes them.
-
-    Attributes:
-        place: Its index in the step.
-        values: The gradients, 1-D.
-        members: The parameters.
-    """
-
-    place: int
-    values: torch.Tensor
-    members: list[torch.Tensor]
-    last = False
-
-    def index(self) -> int:
-        """Returns its index in the step."""
-        return self.place
-
-    def is_last(self) -> bool:
-        """Returns whether it is the step's last one."""
-        return self.last
-
-    def buffer(self) -> torch.Tensor:
-        """Returns the gradients."""
-        return self.values
-
-    def parameters(self) -> list[torch.Tensor]:
-        """Returns the parameters."""
-        return self.members
-
-
-class LastBucket(GroupBucket):
-    """An empty bucket, which ends a step."""
-
-    last = True
 
 
 class FullySharded(Connection):
@@ -351,14 +313,12 @@ class FullySharded(Connection):
         changed = not self._next and self._note_due()
         if reads and pipeline.guards:
             raise self._cannot_wait(group, reads)
-        bucket = GroupBucket(self._next, values, list(group.parameters(members)))
+        parameters, layout = list(group.parameters(members)), self._layout(group, members)
+        bucket = Bucket(self._next, False, values, parameters, layout, scatter)
         self._next += 1
         self._begun.append((group, members))
-        layout = self._layout(group, members)
-        start = functools.partial(
-            pipeline.reduce, bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT
-        )
-        result = bucket_range(bucket.index(), start)
+        start = functools.partial(pipeline.reduce, bucket, at_once=IN_FLIGHT)
+        result = bucket_range(bucket.index, start)
         # Where what is trained has changed, others may not know of it: torch's gathers, of which
         # this rank then has other ones, come after all ranks have agreed.
         waits = bool(reads) or (changed and not pipeline.guards)
@@ -387,7 +347,7 @@ class FullySharded(Connection):
         if any(members and group not in begun for group, members in due):
             self._ended = True
             pipeline.confirm_end()
-        results.append(pipeline.reduce(LastBucket(self._next, torch.empty(0), [])))
+        results.append(pipeline.reduce(Bucket(self._next, True, torch.empty(0), [])))
         wait_in_range(pipeline.wait)
         for each in results:
             self._await(each)

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.policies import Policy
-from gradwire.training.bucket import GradBucket
+from gradwire.training.bucket import Bucket, GradBucket
 from gradwire.training.connection import Connection, no_op
 from gradwire.training.ddp_module import python_reducer
 from gradwire.training.off import OFF, agree_off
@@ -295,7 +295,8 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
     state.follow(pipeline)
     # Outside of a backward pass DDP calls the hook on behalf of a rank that has joined.
     joined = torch._C._current_graph_task_id() == -1
-    future = bucket_range(bucket.index(), lambda: pipeline.reduce(bucket, joined=joined))
+    given = Bucket.of(bucket)
+    future = bucket_range(given.index, lambda: pipeline.reduce(given, joined=joined))
     if bucket.is_last() and threading.current_thread() is threading.main_thread():
         _heed_signals(state, pipeline)
     return future

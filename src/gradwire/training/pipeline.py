@@ -42,7 +42,7 @@ from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
 from gradwire.training import step_end
 from gradwire.training.ballots import BallotBox
-from gradwire.training.bucket import Bucket, ComparedLayout, Layouts, ParameterNames, Scatter
+from gradwire.training.bucket import Bucket, ComparedLayout, Layouts, ParameterNames
 from gradwire.training.consultation import Consultation
 from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
@@ -442,8 +442,6 @@ class GradientPipeline:
         *,
         joined: bool = False,
         others: Sequence[Ballot] = (),
-        layout: HashedTuple[TensorSlot] | None = None,
-        scatter: Scatter | None = None,
         at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket over the workers.
@@ -454,9 +452,6 @@ class GradientPipeline:
                 gradient is none.
             others: The ballots of the other ranks that this worker speaks for; those that come
                 with a step's first bucket count.
-            layout: The bucket's tensors, where they are not its whole parameters.
-            scatter: What becomes of the sum where each worker gets its shard; None where all get
-                all of it.
             at_once: How many buckets may be under way, so that no more memory is held for them;
                 None for any number. A guarded step holds all of its buckets.
 
@@ -468,15 +463,15 @@ class GradientPipeline:
         if stopped is not None:
             self._awaited = collections.deque()
             return self._refuse(bucket, stopped)
-        if not bucket.buffer().numel():
+        if not bucket.values.numel():
             return self._answer_empty(bucket)
         try:
-            slots = self._layouts.of(bucket) if layout is None else layout
+            slots = self._layouts.of(bucket)
             if self.guards:
                 at_once = None
             elif at_once is not None:
                 self.wait(but=at_once - 1)
-            transfer = self._begin(bucket, slots, joined, others, scatter, at_once)
+            transfer = self._begin(bucket, slots, joined, others, at_once)
             result = transfer.stage.future()
             stager = self.communicator.stager
             if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
@@ -486,7 +481,7 @@ class GradientPipeline:
                 handle.add_done_callback(functools.partial(self._finish, transfer))
         except GradwireError as error:  # this rank is no longer in the same step as the others
             self._fail(self._running, error.with_traceback(None))
-            return failed(bucket.buffer(), error)
+            return failed(bucket.values, error)
         except BaseException as error:  # KeyboardInterrupt, too
             self._fail(self._running, error)
             raise
@@ -551,13 +546,13 @@ class GradientPipeline:
 
     def _answer_empty(self, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket without elements, which is not sent; it may be a step's last one."""
-        stage = self._stages.stage(bucket.index(), bucket.buffer())
+        stage = self._stages.stage(bucket.index, bucket.values)
         result = stage.future()
         with self._mutex:
-            if bucket.index() == 0:
+            if bucket.index == 0:
                 self._abandon()  # the first bucket with elements begins the step
             step = self._running
-        if step is None or not bucket.is_last():
+        if step is None or not bucket.last:
             stage.deliver(result)
             return result
         answer = Answer(step, stage)
@@ -572,11 +567,10 @@ class GradientPipeline:
         slots: HashedTuple[TensorSlot],
         joined: bool,
         others: Sequence[Ballot],
-        scatter: Scatter | None,
         at_once: int | None,
     ) -> Transfer:
         with self._mutex:
-            if bucket.index() == 0 or self._running is None:
+            if bucket.index == 0 or self._running is None:
                 self._check_skips()
                 theirs = [each.scale for each in others if each.scale is not None]
                 if joined and theirs:  # this rank's own scaler takes no steps any more
@@ -608,7 +602,7 @@ class GradientPipeline:
                 self._awaited = collections.deque()
             step = self._running
             index = len(step.transfers)  # the bucket's own index counts those without elements
-        buffer = bucket.buffer()
+        buffer, scatter = bucket.values, bucket.scatter
         plan = self._plan(step, self._context(step, index, slots, buffer))
         if scatter is not None:
             plan = replace(
@@ -617,17 +611,17 @@ class GradientPipeline:
         place = index if at_once is None else index % at_once
         in_place = scatter is None and self._leaves_values(step, plan, buffer)
         stage = self._stages.stage(place, buffer, scatter, in_place=in_place)
-        parameters = bucket.parameters()
+        parameters = bucket.parameters
         self._let_optimizers_step(parameters)
         owners = self._note_owners(step, slots, parameters) if step.scaled else ()
         transfer = Transfer(step, stage, Asked(index, slots, parameters, plan, scatter, owners))
         with self._mutex:
             step.transfers.append(transfer)
-            step.end.handle(step_end.Begun(transfer, last=bucket.is_last()))
+            step.end.handle(step_end.Begun(transfer, last=bucket.last))
         return transfer
 
     def _note_owners(
-        self, step: Step, slots: tuple[TensorSlot, ...], parameters: list[torch.Tensor]
+        self, step: Step, slots: tuple[TensorSlot, ...], parameters: Sequence[torch.Tensor]
     ) -> tuple[int, ...]:
         """Notes that a bucket's gradients wait for their optimizers, and returns these by slot."""
         owners = self._optimizers.owners(slots, parameters)
@@ -938,7 +932,7 @@ class GradientPipeline:
         """Answers a bucket that comes after a failure."""
         with self._mutex:
             self._stop_at(stopped, in_step=True)
-        return failed(bucket.buffer(), stopped)
+        return failed(bucket.values, stopped)
 
     def _fold(self, step: Step) -> None:
         """Folds the ballots of a step whose buckets are done."""

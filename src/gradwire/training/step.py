@@ -195,7 +195,7 @@ class Asked:
 
     index: int
     slots: tuple[TensorSlot, ...]
-    parameters: list[torch.Tensor]
+    parameters: Sequence[torch.Tensor]
     plan: TransferPlan
     scatter: Scatter | None = None
     owners: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import gradwire
-from gradwire_lab.contest.only_bucket import OnlyBucket
+from gradwire.training.bucket import Bucket
 from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
 
@@ -34,7 +34,7 @@ class Worker:
         store = TCPStore(config["store_host"], config["store_port"], world, is_master=rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         layer = torch.nn.Parameter(torch.full((config["size"] // 4,), float(rank)))
-        self._bucket = OnlyBucket(layer.detach().clone(), layer)
+        self._bucket = Bucket(0, True, layer.detach().clone(), [layer])
         self._states = {
             "gradwire flat": gradwire.HookState("reliable", hosts=False),
             "gradwire hosts": gradwire.HookState("reliable", hosts="auto"),

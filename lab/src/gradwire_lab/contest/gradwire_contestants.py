@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from gradwire.core.plan import BY_BOUND, CloseStep, Region, TransferPlan, TransferReport
 from gradwire.core.settings import Settings
+from gradwire.training.bucket import Bucket
 from gradwire.training.hook import HookState
 from gradwire.transport.communicator import Communicator
 from gradwire_lab.contest.contestants import as_bfloats, upper_halves
-from gradwire_lab.contest.only_bucket import OnlyBucket
 from gradwire_lab.contest.serving import ServerThread
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class GradwireAdaptive:
             state = HookState("adaptive", model=model, hosts=False)
             self._states[buffer.numel()] = (state, layer)
         state, layer = self._states[buffer.numel()]
-        state.pipeline.reduce(OnlyBucket(buffer, layer)).wait()
+        state.pipeline.reduce(Bucket(0, True, buffer, [layer])).wait()
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check nothing, because the policy decides how exact it is."""

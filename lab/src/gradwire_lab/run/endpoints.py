@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradwire.core.report import ReportWriter, StepReport
-from gradwire.sim.job import FlatBucket, model_of
-from gradwire.training.bucket import GradBucket, ParameterNames
+from gradwire.sim.job import model_of
+from gradwire.training.bucket import Bucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.communicator import Communicator
@@ -174,8 +174,7 @@ class PolicyAllReduce:
             self._server.check()
             return None
         assert self._pipeline is not None
-        bucket = FlatBucket(0, True, self._parameters, buffer)
-        self._pipeline.reduce(cast(GradBucket, bucket)).wait()
+        self._pipeline.reduce(Bucket(0, True, buffer, self._parameters)).wait()
         return counters_of(self._pipeline.report())
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:

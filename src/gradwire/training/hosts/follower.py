@@ -72,7 +72,7 @@ class Follower(SharingPipeline):
         return self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
 
     def _raise_up(self, handed: Handed) -> None:
-        self._let_optimizers_step(handed.parameters)
+        self._let_optimizers_step(handed.bucket.parameters)
         if handed.elements:
             handed.rows = self._rows(handed)
             self._forget_rows(handed)
@@ -145,7 +145,7 @@ class Follower(SharingPipeline):
         self._keep_decisive(end.kept)
         if end.skipped:
             for handed in self._step_buckets:
-                self._keep_from_optimizers(handed.parameters)
+                self._keep_from_optimizers(handed.bucket.parameters)
 
         self._note_flush(report.agreed, None, flushed=end.flushes)
         for owner in end.owners:

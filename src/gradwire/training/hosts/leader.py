@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,35 +32,6 @@ from gradwire.training.step import Step
 from gradwire.transport import engines
 
 __all__ = ["Leader"]
-
-
-@dataclass(frozen=True)
-class HostBucket:
-    """The sum of a bucket over the ranks of a host, as the pipeline among the leaders takes it.
-
-    Attributes:
-        handed: The leader's own bucket.
-        total: The sum.
-    """
-
-    handed: Handed
-    total: torch.Tensor
-
-    def index(self) -> int:
-        """Returns its index in the step."""
-        return self.handed.index
-
-    def is_last(self) -> bool:
-        """Returns whether it is the step's last one."""
-        return self.handed.last
-
-    def buffer(self) -> torch.Tensor:
-        """Returns the sum."""
-        return self.total
-
-    def parameters(self) -> list[torch.Tensor]:
-        """Returns the leader's parameters."""
-        return self.handed.parameters
 
 
 class Leader(SharingPipeline):
@@ -95,7 +66,7 @@ class Leader(SharingPipeline):
             rows.add(0, self._seat.share)
         self._gather_shards(handed)
         done = self.reduce_among_workers(
-            HostBucket(handed, torch.from_numpy(total)),
+            replace(handed.bucket, values=torch.from_numpy(total)),
             joined=handed.joined,
             others=self._theirs,
         )
@@ -110,22 +81,21 @@ class Leader(SharingPipeline):
         with self._changed:
             self._wait_for(handed, missing, "no gradient of {} came")
             there = self._ready_rows.pop(handed.number, {})
+        where, own = f"step {self.step}, bucket {handed.bucket.index}", self._seat.rank
         for place, message in sorted(there.items()):
             other = self._seat.ranks[place]
             if (message.ballot is None) == (handed.position == 0):
                 raise TransferError(
-                    f"step {self.step}, bucket {handed.index}: rank {other} hands over another "
-                    f"bucket than rank {self._seat.rank}, which leads its host: all ranks must run "
-                    "the same backward passes",
+                    f"{where}: rank {other} hands over another bucket than rank {own}, which leads "
+                    "its host: all ranks must run the same backward passes",
                     rank=other,
                     step=self.step,
                     cause="plan",
                 )
             if message.elements != handed.elements:
                 raise TransferError(
-                    f"step {self.step}, bucket {handed.index}: rank {other} has {message.elements} "
-                    f"elements in it, and rank {self._seat.rank} {handed.elements}: the models of "
-                    "all ranks must be the same",
+                    f"{where}: rank {other} has {message.elements} elements in it, and rank {own} "
+                    f"{handed.elements}: the models of all ranks must be the same",
                     rank=other,
                     step=self.step,
                     cause="plan",

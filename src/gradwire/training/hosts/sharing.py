@@ -19,9 +19,7 @@ import torch
 
 from gradwire.core.agreed import Ballot
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
-from gradwire.core.hashed import HashedTuple
-from gradwire.core.plan import TensorSlot
-from gradwire.training.bucket import Bucket, Scatter
+from gradwire.training.bucket import Bucket
 from gradwire.training.hosts.messages import Failed
 from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
@@ -41,11 +39,9 @@ class Handed(Awaited):
 
     Attributes:
         number: Its number, counted since the ranks met.
-        index: Its index in the step, as DDP counts.
         position: How many buckets of the step came before it.
-        last: Whether it is the step's last one.
+        bucket: The bucket.
         elements: Its elements.
-        parameters: Its parameters, in order.
         joined: Whether this rank has joined (`DistributedDataParallel.join`).
         ballot: With a step's first bucket, a follower's ballot; else None.
         rows: Its shared memory; None while it has none.
@@ -57,11 +53,9 @@ class Handed(Awaited):
     ) -> None:
         super().__init__(stage)
         self.number = number
-        self.index = bucket.index()
+        self.bucket = bucket
         self.position = position
-        self.last = bucket.is_last()
-        self.elements = bucket.buffer().numel()
-        self.parameters = bucket.parameters()
+        self.elements = bucket.values.numel()
         self.joined = joined
         self.ballot: Ballot | None = None
         self.rows: Rows | None = None
@@ -108,13 +102,9 @@ class SharingPipeline(GradientPipeline):
         *,
         joined: bool = False,
         others: Sequence[Ballot] = (),
-        layout: HashedTuple[TensorSlot] | None = None,
-        scatter: Scatter | None = None,
         at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket of DDP over all ranks (`GradientPipeline.reduce`)."""
-        assert layout is None
-        assert scatter is None
         stopped = self.stopped()
         if stopped is not None:
             return self._refuse(bucket, stopped)
@@ -156,10 +146,10 @@ class SharingPipeline(GradientPipeline):
         _let_go(self._link, self._up)
 
     def _hand(self, bucket: Bucket, joined: bool) -> Handed:
-        if bucket.index() == 0:
+        if bucket.index == 0:
             self._step_buckets = []
         position = len(self._step_buckets)
-        stage = self._own_stages.stage(position, bucket.buffer())
+        stage = self._own_stages.stage(position, bucket.values)
         handed = Handed(self._next_number, position, bucket, stage, joined)
         if position == 0:
             handed.ballot = self._own_ballot(joined)
@@ -247,7 +237,7 @@ class SharingPipeline(GradientPipeline):
     def _late(self, handed: Handed, places: Collection[int], what: str) -> TransferError:
         """Makes the error of a wait for the ranks at these places; for the rest see `_wait_for`."""
         return TransferError(
-            f"rank {self._seat.rank}, step {self.step}, bucket {handed.index}: "
+            f"rank {self._seat.rank}, step {self.step}, bucket {handed.bucket.index}: "
             f"{self._absence(places, what)} ({self.communicator.timeout_text})",
             rank=self._seat.ranks[min(places)],
             step=self.step,
