@@ -18,7 +18,7 @@ from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from gradwire.training.configure import configure
 from gradwire.training.loss_watch import LossWatch
-from gradwire.training.step import Answer
+from gradwire.training.staging import Stage
 from job_gradients import normal
 
 TENSORS = {"a.weight": 60 * 358, "b.weight": 60 * 358}
@@ -201,14 +201,14 @@ def test_the_last_bucket_waits_though_an_earlier_one_is_delivered_later(
     assert job.fabric.run(job.fabric.now + 60)
     engine = job.engines[0]
     last = engine.pending[1]
-    deliver = Answer.deliver
+    deliver = Stage.deliver
 
-    def overtaken(answer: Answer) -> None:
+    def overtaken(stage: Stage, *error: BaseException) -> None:
         if not last[2].done():
             engine.finish(*last)
-        deliver(answer)
+        deliver(stage, *error)
 
-    monkeypatch.setattr(Answer, "deliver", overtaken)
+    monkeypatch.setattr(Stage, "deliver", overtaken)
     engine.collect()
     assert [future.done() for future in futures[:2]] == [True, False]
     assert len(engine.pending) == 1  # the consultation

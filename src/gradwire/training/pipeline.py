@@ -54,10 +54,8 @@ from gradwire.training.loss_watch import LossWatch
 from gradwire.training.off import owed_nothing
 from gradwire.training.optimizers import Optimizers, held_by
 from gradwire.training.scaler import SkipWatch, Waiting
-from gradwire.training.staging import StagePool, failed
+from gradwire.training.staging import Stage, StagePool, failed
 from gradwire.training.step import (
-    Answer,
-    Asked,
     Step,
     Transfer,
     square_norm,
@@ -472,12 +470,11 @@ class GradientPipeline:
             elif at_once is not None:
                 self.wait(but=at_once - 1)
             transfer = self._begin(bucket, slots, joined, others, at_once)
-            result = transfer.stage.future()
-            stager = self.communicator.stager
-            if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
-                stager.submit(lambda: self._staged_start(transfer, result))
+            stage, stager = transfer.stage, self.communicator.stager
+            if stage.waits or stager.started:  # no bucket may overtake those that wait
+                stager.submit(lambda: self._staged_start(transfer))
             else:
-                handle = self._start(transfer, result)
+                handle = self._start(transfer)
                 handle.add_done_callback(functools.partial(self._finish, transfer))
         except GradwireError as error:  # this rank is no longer in the same step as the others
             self._fail(self._running, error.with_traceback(None))
@@ -485,8 +482,8 @@ class GradientPipeline:
         except BaseException as error:  # KeyboardInterrupt, too
             self._fail(self._running, error)
             raise
-        self._awaited.append(transfer.delivered)
-        return result.then(transfer.value)
+        self._awaited.append(stage.delivered)
+        return stage.future()
 
     @property
     def guards(self) -> bool:
@@ -547,19 +544,16 @@ class GradientPipeline:
     def _answer_empty(self, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket without elements, which is not sent; it may be a step's last one."""
         stage = self._stages.stage(bucket.index, bucket.values)
-        result = stage.future()
         with self._mutex:
             if bucket.index == 0:
                 self._abandon()  # the first bucket with elements begins the step
             step = self._running
         if step is None or not bucket.last:
-            stage.deliver(result)
-            return result
-        answer = Answer(step, stage)
-        answer.result = result
-        self._awaited.append(answer.delivered)
-        self._done(answer, last=True)
-        return result.then(answer.value)
+            stage.deliver()
+            return stage.future()
+        self._awaited.append(stage.delivered)
+        self._done(step, stage, last=True)
+        return stage.future()
 
     def _begin(
         self,
@@ -614,10 +608,10 @@ class GradientPipeline:
         parameters = bucket.parameters
         self._let_optimizers_step(parameters)
         owners = self._note_owners(step, slots, parameters) if step.scaled else ()
-        transfer = Transfer(step, stage, Asked(index, slots, parameters, plan, scatter, owners))
+        transfer = Transfer(step, index, bucket, slots, plan, owners, stage)
         with self._mutex:
             step.transfers.append(transfer)
-            step.end.handle(step_end.Begun(transfer, last=bucket.last))
+            step.end.handle(step_end.Begun(stage, last=bucket.last))
         return transfer
 
     def _note_owners(
@@ -631,39 +625,37 @@ class GradientPipeline:
             step.owners.add(owner)
         return owners
 
-    def _staged_start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> None:
+    def _staged_start(self, transfer: Transfer) -> None:
         """Starts a transfer on the Stager's thread.
 
         Callbacks of results never run there, since they may wait for a bucket that starts later.
         """
         try:
-            handle = self._start(transfer, result)
+            handle = self._start(transfer)
         except Exception as error:
-            transfer.error = error
-            apart(lambda: self._done(transfer))
+            transfer.stage.error = error
+            apart(lambda: self._done(transfer.step, transfer.stage))
         else:
             handle.when_done(functools.partial(self._finish, transfer))
 
-    def _start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> Handle:
+    def _start(self, transfer: Transfer) -> Handle:
         step = transfer.step
-        transfer.result = result
         host = transfer.stage.host()
         step.exposed = self._clock()
-        asked = transfer.asked
-        first = asked.index == 0
-        plan = asked.plan
+        first = transfer.index == 0
+        plan = transfer.plan
         phases = self.policy.phases
         by_layer = phases is not None and phases.source == "layers"
-        squares = tensor_squares(asked.slots, host) if by_layer else None
+        squares = tensor_squares(transfer.slots, host) if by_layer else None
         square, finite = 0.0, True
         # Of a scattered sum a rank sees its shard alone, so ballots say whether all is finite.
-        scattered = asked.scatter is not None
+        scattered = transfer.bucket.scatter is not None
         if plan.lossy or phases is not None or (step.scaled and scattered):
             square = square_norm(host) if squares is None else float(squares.sum())
             finite = math.isfinite(square)
         if by_layer:
             assert squares is not None
-            step.add_layers(asked.slots, squares.tolist())
+            step.add_layers(transfer.slots, squares.tolist())
         self._books.open(transfer, host)
         if plan.transform != "none":
             for part in transfer.parts:
@@ -672,7 +664,7 @@ class GradientPipeline:
         if plan.lossy:
             critical = self._books.critical(transfer, host, finite)
         fresh_square = square / self._grad_scale**2 if finite else None
-        ballot = self._ballots.of_bucket(step.ballot, asked.slots, fresh_square, first=first)
+        ballot = self._ballots.of_bucket(step.ballot, transfer.slots, fresh_square, first=first)
         priorities = None
         if plan.order == "priority":
             priorities = self._priorities(transfer, host)
@@ -695,12 +687,13 @@ class GradientPipeline:
     def _priorities(
         self, transfer: Transfer, host: NDArray[np.float32]
     ) -> NDArray[np.uint8] | None:
-        asked = transfer.asked
-        grid = self.communicator.chunk_grid(asked.plan)
+        grid = self.communicator.chunk_grid(transfer.plan)
         if self.policy.ranks_results:
             known = self._books.last_magnitudes(transfer)
-            return None if known is None else by_region(known, grid, asked.plan.seed)
-        context = self._context(transfer.step, asked.index, asked.slots, transfer.stage.buffer)
+            return None if known is None else by_region(known, grid, transfer.plan.seed)
+        context = self._context(
+            transfer.step, transfer.index, transfer.slots, transfer.bucket.values
+        )
         return self.policy.priorities(context, host, grid)
 
     def _context(
@@ -751,19 +744,19 @@ class GradientPipeline:
     def _finish(self, transfer: Transfer, handle: Handle) -> None:
         try:
             report = handle.report
-            if transfer.asked.scatter is not None:  # others apply what this worker has in the sum
+            if transfer.bucket.scatter is not None:  # others apply what this worker has in the sum
                 report = replace(report, applied=report.applied | report.counted)
-            transfer.returned.first = transfer.returned.report = report
-            self._ballots.pushed(transfer.asked.slots, handle.report)
+            transfer.first = transfer.report = report
+            self._ballots.pushed(transfer.slots, handle.report)
             if not transfer.step.guarded:
                 self._settle(transfer)
         except Exception as error:
-            transfer.error = self.explain(error)
-        self._done(transfer)
+            transfer.stage.error = self.explain(error)
+        self._done(transfer.step, transfer.stage)
 
     def _settle(self, transfer: Transfer) -> None:
         """Updates the books by what came back, and completes the result."""
-        report, plan = transfer.returned.report, transfer.applied_plan
+        report, plan = transfer.report, transfer.applied_plan
         assert report is not None
         host = transfer.stage.host()
         result = host[transfer.own]
@@ -773,23 +766,23 @@ class GradientPipeline:
         self._books.note_result(transfer, report, host, self._grad_scale)
         if plan.fill == "momentum":
             self._fill(transfer, plan, report)
-        whole = transfer.asked.scatter is None
+        whole = transfer.bucket.scatter is None
         if transfer.step.scaled and whole:
             transfer.step.overflowed |= transfer.overflowed
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
-            transfer.returned.applied_square = square_norm(result) / self._grad_scale**2
+            transfer.applied_square = square_norm(result) / self._grad_scale**2
 
     def _fill(self, transfer: Transfer, plan: TransferPlan, report: TransferReport) -> None:
         """Fills elements that no contribution reached from the optimizer."""
         missing = report.applied == 0
-        assert transfer.asked.scatter is None
+        assert transfer.bucket.scatter is None
         if not missing.any():
             return
         with transfer.stage.behind():  # the optimizer's step came before the gradients
             self._moments.fill(
-                transfer.asked.slots,
-                transfer.asked.parameters,
+                transfer.slots,
+                transfer.bucket.parameters,
                 transfer.stage.host(),
                 self.communicator.chunk_grid(plan),
                 missing,
@@ -804,25 +797,25 @@ class GradientPipeline:
             self._running.end.handle(step_end.Abandoned())
             self._running = None
 
-    def _done(self, answer: Answer, *, last: bool = False) -> None:
+    def _done(self, step: Step, stage: Stage, *, last: bool = False) -> None:
         """Notes that a bucket is done.
 
         Args:
-            answer: The bucket's answer.
+            step: Its step.
+            stage: Its stage.
             last: Whether no other bucket begins after it.
         """
-        step = answer.step
         with self._mutex:
-            actions = self._next(step, step_end.Done(answer, last, self._failure or answer.error))
+            actions = self._next(step, step_end.Done(stage, last, self._failure or stage.error))
         self._carry_out(step, actions)
 
-    def _go_on(self, step: Step, event: step_end.Event[Answer]) -> None:
+    def _go_on(self, step: Step, event: step_end.Event[Stage]) -> None:
         """Takes a step from one event to the next."""
         with self._mutex:
             actions = self._next(step, event)
         self._carry_out(step, actions)
 
-    def _next(self, step: Step, event: step_end.Event[Answer]) -> list[step_end.Action[Answer]]:
+    def _next(self, step: Step, event: step_end.Event[Stage]) -> list[step_end.Action[Stage]]:
         """Returns what is to be done after an event; the caller holds the mutex."""
         actions = step.end.handle(event)
         for action in actions:
@@ -832,14 +825,14 @@ class GradientPipeline:
                 self._running = None
         return actions
 
-    def _carry_out(self, step: Step, actions: list[step_end.Action[Answer]]) -> None:
+    def _carry_out(self, step: Step, actions: list[step_end.Action[Stage]]) -> None:
         """Does what a step's end asks for; an exception fails every bucket that waits."""
         with self._failing(step):
             for action in actions:
                 match action:
                     case step_end.Deliver(buckets):
-                        for answer in buckets:
-                            answer.deliver()
+                        for stage in buckets:
+                            stage.deliver()
                     case step_end.Fold():
                         self._fold(step)
                     case step_end.CompareScales():
@@ -857,9 +850,8 @@ class GradientPipeline:
                         self._conclude(step)
                         self._go_on(step, step_end.Concluded())
                     case step_end.Fail(error, buckets):
-                        for answer in buckets:
-                            answer.error = answer.error or error
-                            answer.deliver()
+                        for stage in buckets:
+                            stage.deliver(error)
 
     @contextlib.contextmanager
     def _failing(self, step: Step) -> Iterator[None]:
@@ -936,7 +928,7 @@ class GradientPipeline:
 
     def _fold(self, step: Step) -> None:
         """Folds the ballots of a step whose buckets are done."""
-        reports = [transfer.returned.first for transfer in step.transfers]
+        reports = [transfer.first for transfer in step.transfers]
         firsts = [first for first in reports if first is not None]
         if scales_differ(first.stats_max for first in firsts):
             self._go_on(step, step_end.Folded(scales_differ=True))
@@ -958,8 +950,8 @@ class GradientPipeline:
         Where several share the bucket, nobody knows whose gradients are meant, and the scale of the
         next step shows who was kept from a step.
         """
-        first, owners = transfer.returned.first, set(transfer.asked.owners)
-        if transfer.asked.scatter is None or first is None or len(owners) != 1:
+        first, owners = transfer.first, set(transfer.owners)
+        if transfer.bucket.scatter is None or first is None or len(owners) != 1:
             return set()
         return owners if nonfinite(first.stats_sum) else set()
 
@@ -988,7 +980,7 @@ class GradientPipeline:
     def _resend(self, step: Step) -> None:
         """Sends all buckets again, exactly, in their order."""
         for transfer in step.transfers:
-            plan = transfer.returned.resent = transfer.asked.plan.exact()
+            plan = transfer.resent = transfer.plan.exact()
             self._books.restore_pruned(transfer)
             host = transfer.stage.host()
             np.copyto(host, self._books.sent(transfer))
@@ -996,21 +988,20 @@ class GradientPipeline:
             handle.add_done_callback(functools.partial(self._take_resent, transfer))
 
     def _take_resent(self, transfer: Transfer, done: Handle) -> None:
-        step, returned = transfer.step, transfer.returned
+        step = transfer.step
         with self._failing(step):
-            assert returned.first is not None
-            returned.report = sent_twice(returned.first, done.report)
+            assert transfer.first is not None
+            transfer.report = sent_twice(transfer.first, done.report)
             self._go_on(step, step_end.Resent())
 
     def _skip(self, step: Step) -> None:
         """Applies nothing: all that was sent returns to the residuals, and the optimizer skips."""
         for transfer in step.transfers:
-            returned = transfer.returned
-            assert returned.report is not None
-            self._keep_from_optimizers(transfer.asked.parameters)
-            returned.report = nothing_applied(returned.report)
+            assert transfer.report is not None
+            self._keep_from_optimizers(transfer.bucket.parameters)
+            transfer.report = nothing_applied(transfer.report)
             transfer.stage.host().fill(0.0)
-            self._books.settle(transfer, returned.report)
+            self._books.settle(transfer, transfer.report)
 
     # ------------------------------------------------------------------ the report
 
@@ -1019,13 +1010,13 @@ class GradientPipeline:
         agreed = step.agreed
         assert agreed is not None
         self._note_owing(step)
-        self._note_flush(agreed, step.transfers[0].asked.slots, flushed=step.flushes)
+        self._note_flush(agreed, step.transfers[0].slots, flushed=step.flushes)
         for owner in step.overflowed:
             self._undo(self._skips.overflowed(owner))
         self._follow_paths(step)
-        came = [(t.asked.plan, t.returned.report) for t in step.transfers]
+        came = [(t.plan, t.report) for t in step.transfers]
         transfers = [(plan, report) for plan, report in came if report is not None]
-        self._ballots.applied_square = sum(t.returned.applied_square for t in step.transfers)
+        self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
         self._started = step.started
         report = self._report(step, transfers, agreed, period_s)
@@ -1049,7 +1040,7 @@ class GradientPipeline:
             plan = transfer.applied_plan
             self._flush.owing.note(
                 step.number,
-                transfer.asked.slots,
+                transfer.slots,
                 loses=plan.lossy or plan.encoding not in UNCHANGED or skipped,
                 exact=plan.encoding == "f32",
             )
@@ -1059,7 +1050,7 @@ class GradientPipeline:
 
         All ranks do so after the same step, because a transfer's report has the same size on all.
         """
-        firsts = [t.returned.first for t in step.transfers]
+        firsts = [t.first for t in step.transfers]
         carried = [first.datagram for first in firsts if first is not None]
         shortest = min((size for size in carried if size), default=0)
         if shortest:
@@ -1120,10 +1111,10 @@ class GradientPipeline:
             verdict="fixed bound",
             guard=step.action,
             period_s=period_s,
-            resent=[plan for t in step.transfers if (plan := t.returned.resent) is not None],
+            resent=[plan for t in step.transfers if (plan := t.resent) is not None],
             attachment=self.number,
             ranks=self.communicator.ranks,
-            slots=[t.asked.slots for t in step.transfers] if self.communicator.engine else (),
+            slots=[t.slots for t in step.transfers] if self.communicator.engine else (),
         )
 
 

@@ -13,6 +13,7 @@ engine's Stager (`gradwire.transport.threads`) waits for it.
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -33,19 +34,15 @@ DEVICES = ("cpu", "cuda")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def failed(buffer: torch.Tensor, error: GradwireError) -> torch.futures.Future[torch.Tensor]:
+def failed(buffer: torch.Tensor, error: BaseException) -> torch.futures.Future[torch.Tensor]:
     """Makes a future of a bucket that fails with an error, as that of a failed transfer does.
 
     A hook that raises instead leaves a DDP module in the middle of its step, where it cannot be
     used any more.
     """
-    future = _future(buffer)
-    future.set_result(buffer)
-
-    def fail(_: object) -> torch.Tensor:
-        raise without_traceback(error)
-
-    return future.then(fail)
+    stage = _DirectStage(buffer)
+    stage.deliver(error)
+    return stage.future()
 
 
 def without_traceback(error: GradwireError) -> GradwireError:
@@ -56,19 +53,15 @@ def without_traceback(error: GradwireError) -> GradwireError:
         return GradwireError(str(error))
 
 
-def _future(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """Makes a future for values on the device of this buffer."""
-    on_host = buffer.device.type == "cpu"
-    return torch.futures.Future(devices=None if on_host else [buffer.device])
-
-
 class Stage(ABC):
-    """The way of one bucket to host memory and back.
+    """The way of one bucket to host memory and back, and the answer to whoever handed it over.
 
     Attributes:
         buffer: The bucket's buffer.
         result: Where the result goes: the buffer, or memory for this worker's shard of it.
         part: The elements of the bucket that go there.
+        error: Why the bucket failed.
+        delivered: Set when the futures are complete.
     """
 
     waits = False
@@ -77,10 +70,45 @@ class Stage(ABC):
     def __init__(self, buffer: torch.Tensor) -> None:
         self.buffer = self.result = buffer
         self.part = slice(None)
+        self.error: BaseException | None = None
+        self.delivered = threading.Event()
+        self._complete: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=None if buffer.device.type == "cpu" else [buffer.device]
+        )
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """Makes a new future for `deliver`."""
-        return _future(self.buffer)
+        """Makes a future of where the result is, which `deliver` completes."""
+        return self._complete.then(self._answer)
+
+    def _answer(self, complete: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        """Returns where the result is, or raises the bucket's error.
+
+        Raising here is the one safe way to fail, because an exception that is set on the future
+        itself crashes DDP's backward pass.
+        """
+        if isinstance(self.error, GradwireError):
+            raise without_traceback(self.error)
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def deliver(self, error: BaseException | None = None) -> None:
+        """Copies the host values to where the result goes, and completes the futures.
+
+        Args:
+            error: Why the bucket failed, unless it has an error of its own; None where it did not.
+        """
+        self.error = self.error or error
+        try:
+            with self.behind():
+                self._hand_out()
+                self._complete.set_result(self.result)  # consumers wait for this stream's events
+        except Exception as failure:
+            self.error = self.error or failure
+            if not self._complete.done():
+                self._complete.set_result(self.result)
+        finally:
+            self.delivered.set()
 
     @abstractmethod
     def host(self) -> NDArray[Any]:
@@ -99,8 +127,8 @@ class Stage(ABC):
         return nullcontext()
 
     @abstractmethod
-    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        """Copies the host values to where the result goes, and completes the future with it."""
+    def _hand_out(self) -> None:
+        """Copies the host values to where the result goes."""
 
     def take(self, values: NDArray[np.float32]) -> None:
         """Replaces the host values by those of another array, which `deliver` may hand on.
@@ -206,10 +234,9 @@ class _DirectStage(Stage):
         memory: NDArray[np.float32] = self.buffer.detach().numpy()
         return memory
 
-    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+    def _hand_out(self) -> None:
         if self.result is not self.buffer:
             self.result.copy_(self.buffer[self.part])
-        future.set_result(self.result)
 
     def take(self, values: NDArray[np.float32]) -> None:
         self.buffer = self.result = torch.from_numpy(values)  # DDP copies it out of wherever it is
@@ -237,9 +264,8 @@ class _CopyStage(Stage):
         memory: NDArray[np.float32] = self._copy.numpy()
         return memory
 
-    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+    def _hand_out(self) -> None:
         self.result.copy_(self._copy[self.part])
-        future.set_result(self.result)
 
     def take(self, values: NDArray[np.float32]) -> None:
         self._copy = torch.from_numpy(values)
@@ -283,7 +309,5 @@ class _CudaStage(Stage):
         self._arrived.synchronize()
         return self._copy
 
-    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        with self.behind():
-            self.result.copy_(self._copy[self.part], non_blocking=True)
-            future.set_result(self.result)  # consumers wait for this stream's events
+    def _hand_out(self) -> None:
+        self.result.copy_(self._copy[self.part], non_blocking=True)

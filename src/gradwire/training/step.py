@@ -1,7 +1,8 @@
-"""One training step in progress: its buckets, and the results that wait until it is decided."""
+"""One training step in progress, and the transfers of its buckets."""
+
+from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,17 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.core.agreed import Ballot, Phase, Summary
-from gradwire.core.errors import GradwireError
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
-from gradwire.training.bucket import Scatter
-from gradwire.training.staging import Stage, without_traceback
+from gradwire.training.bucket import Bucket
+from gradwire.training.staging import Stage
 from gradwire.training.step_end import StepEnd
 from gradwire.transport.native import load_engine
 
 __all__ = [
-    "Answer",
-    "Asked",
-    "Awaited",
     "Step",
     "Transfer",
     "is_finite",
@@ -80,7 +77,7 @@ class Step:
         self.overflowed: set[int] = set()
         self.exposed = started
         self.transfers: list[Transfer] = []
-        self.end: StepEnd[Answer] = StepEnd(guarded=self.guarded)
+        self.end: StepEnd[Stage] = StepEnd(guarded=self.guarded)
         self.agreed: Summary | None = None
         self.layer_squares: dict[str, float] = {}
 
@@ -103,7 +100,7 @@ class Step:
 
         Of a scattered sum each rank sees its own shard alone, so that the ballots decide.
         """
-        seen = [each.stage.values for each in self.transfers if each.asked.scatter is None]
+        seen = [each.stage.values for each in self.transfers if each.bucket.scatter is None]
         return all(map(is_finite, seen))
 
     @property
@@ -111,10 +108,10 @@ class Step:
         """The share of this worker's elements that did not count at the first attempt."""
         counted = elements = 0.0
         for transfer in self.transfers:
-            first = transfer.returned.first
+            first = transfer.first
             if first is None:
                 continue
-            for region, share in zip(transfer.asked.plan.regions, first.delivered, strict=True):
+            for region, share in zip(transfer.plan.regions, first.delivered, strict=True):
                 counted += share * region.length
                 elements += region.length
         return 1.0 - counted / elements if elements else 0.0
@@ -126,139 +123,54 @@ class Step:
             self.layer_squares[slot.layer] = known + (square if math.isfinite(square) else 0.0)
 
 
-class Awaited:
-    """The answer to DDP for one bucket.
-
-    Attributes:
-        stage: The bucket's staging, which completes `result`.
-        result: The future that DDP waits for.
-        error: Why the bucket failed.
-        delivered: Set when `result` is complete.
-    """
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.result: torch.futures.Future[torch.Tensor] | None = None
-        self.error: BaseException | None = None
-        self.delivered = threading.Event()
-
-    def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        """Returns the averaged bucket, or raises its error; for `.then()` of the future.
-
-        Raising here is the one safe way to fail, because an exception that is set on the future
-        itself crashes DDP's backward pass.
-        """
-        if isinstance(self.error, GradwireError):
-            raise without_traceback(self.error)
-        if self.error is not None:
-            raise self.error
-        return self.stage.result
-
-    def deliver(self) -> None:
-        """Completes the future with the bucket, or with the error."""
-        assert self.result is not None
-        try:
-            self.stage.deliver(self.result)
-        except Exception as error:
-            self.error = self.error or error
-            if not self.result.done():
-                self.result.set_result(self.stage.result)
-        finally:
-            self.delivered.set()
-
-
-class Answer(Awaited):
-    """The answer to DDP for one bucket of a step.
+@dataclass(eq=False)
+class Transfer:
+    """The transfer of one bucket of one step.
 
     Attributes:
         step: The step.
-    """
-
-    def __init__(self, step: Step, stage: Stage) -> None:
-        super().__init__(stage)
-        self.step = step
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is to be sent of one bucket.
-
-    Attributes:
         index: Index among the step's buckets that have elements.
-        slots: The bucket's tensors.
-        parameters: The bucket's parameters, in order.
+        bucket: The bucket.
+        slots: Its tensors.
         plan: The plan of the first attempt.
-        scatter: What becomes of the sum where each worker gets its shard; None where all get all.
         owners: Who holds the parameter of each slot (`Optimizers.owners`); empty where no loss
             scaler skips the step.
-    """
-
-    index: int
-    slots: tuple[TensorSlot, ...]
-    parameters: Sequence[torch.Tensor]
-    plan: TransferPlan
-    scatter: Scatter | None = None
-    owners: tuple[int, ...] = ()
-
-
-@dataclass
-class Sent:
-    """What the books did to a bucket before it was sent.
-
-    Attributes:
-        kept: What was sent, for the guard.
-        pruned: The elements that were pruned, and their values.
-        unused: The ranges of unused tensors, and what is owed for them.
+        stage: Its way to host memory and back.
         bypasses: Whether the residuals are not involved.
-    """
-
-    kept: NDArray[np.float32] | None = None
-    pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None
-    unused: list[tuple[slice, NDArray[np.float32]]] = field(default_factory=list)
-    bypasses: bool = False
-
-
-@dataclass
-class Returned:
-    """What came back of a bucket.
-
-    Attributes:
+        kept: What was sent, for the guard.
+        pruned: The elements that were pruned before the bucket was sent, and their values.
+        unused: The ranges of unused tensors, and their residuals.
         first: The report of the first attempt.
         report: The report of the attempt that was applied.
         resent: The exact plan of the second attempt, if there was one.
         applied_square: Squared norm of the applied gradient.
     """
 
+    step: Step
+    index: int
+    bucket: Bucket
+    slots: tuple[TensorSlot, ...]
+    plan: TransferPlan
+    owners: tuple[int, ...]
+    stage: Stage
+    bypasses: bool = False
+    kept: NDArray[np.float32] | None = None
+    pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None
+    unused: list[tuple[slice, NDArray[np.float32]]] = field(default_factory=list)
     first: TransferReport | None = None
     report: TransferReport | None = None
     resent: TransferPlan | None = None
     applied_square: float = 0.0
 
-
-class Transfer(Answer):
-    """The transfer of one bucket of one step.
-
-    Attributes:
-        asked: What is to be sent; the pipeline decides it when the bucket begins.
-        sent: What the books did to it before it was sent.
-        returned: What came back; the pipeline notes it.
-    """
-
-    def __init__(self, step: Step, stage: Stage, asked: Asked) -> None:
-        super().__init__(step, stage)
-        self.asked = asked
-        self.sent = Sent()
-        self.returned = Returned()
-
     @property
     def parts(self) -> list[slice]:
         """The parts of the bucket that are transformed apart: its shards where it is scattered."""
-        return [slice(None)] if self.asked.scatter is None else self.asked.scatter.parts
+        return [slice(None)] if self.bucket.scatter is None else self.bucket.scatter.parts
 
     @property
     def own(self) -> slice:
         """The part of the bucket whose result this worker gets."""
-        return slice(None) if self.asked.scatter is None else self.asked.scatter.own
+        return slice(None) if self.bucket.scatter is None else self.bucket.scatter.own
 
     @property
     def overflowed(self) -> set[int]:
@@ -266,7 +178,7 @@ class Transfer(Answer):
         values = self.stage.values
         if is_finite(values):
             return set()
-        pairs = zip(self.asked.slots, self.asked.owners, strict=True)
+        pairs = zip(self.slots, self.owners, strict=True)
         return {
             owner
             for slot, owner in pairs
@@ -276,7 +188,7 @@ class Transfer(Answer):
     @property
     def applied_plan(self) -> TransferPlan:
         """The plan of the attempt that is applied."""
-        return self.returned.resent or self.asked.plan
+        return self.resent or self.plan
 
 
 def layer_norms(sums: NDArray[np.float32], names: list[str], samples: int) -> Mapping[str, float]:

@@ -83,23 +83,23 @@ class Books:
         """
         unused = self._unused(transfer, host)
         if self._residuals is not None:
-            transfer.sent.bypasses = self._bypasses(transfer)
+            transfer.bypasses = self._bypasses(transfer)
         if transfer.step.scaled:
             self._remember(transfer, host.size)
         if self._velocities is not None:
-            self._velocities.advance(transfer.asked.slots, host)
-        if transfer.sent.bypasses:
+            self._velocities.advance(transfer.slots, host)
+        if transfer.bypasses:
             return
         if self._residuals is not None:
-            self._residuals.add_to(transfer.asked.slots, host)
+            self._residuals.add_to(transfer.slots, host)
             sent = self.sent(transfer)
             for part in unused:
-                transfer.sent.unused.append((part, sent[part].copy()))
+                transfer.unused.append((part, sent[part].copy()))
                 sent[part] = host[part] = 0.0
-            if transfer.asked.plan.pruned and self._selects:
+            if transfer.plan.pruned and self._selects:
                 self._prune(transfer, host)
         elif transfer.step.guarded:
-            transfer.sent.kept = self._copies.of((transfer.asked.index, "sent"), host)
+            transfer.kept = self._copies.of((transfer.index, "sent"), host)
 
     @property
     def empty(self) -> bool:
@@ -109,15 +109,15 @@ class Books:
     def _bypasses(self, transfer: Transfer) -> bool:
         """Returns whether a bucket needs no residuals: nothing is owed, and all will count."""
         assert self._residuals is not None
-        plan = transfer.asked.plan
+        plan = transfer.plan
         exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
-        return exact and self._residuals.clean(transfer.asked.slots)
+        return exact and self._residuals.clean(transfer.slots)
 
     def _remember(self, transfer: Transfer, elements: int) -> None:
         """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
         for earlier in self._earlier:
-            if not (transfer.sent.bypasses and earlier.book is self._residuals):
-                earlier.keep(transfer.asked.slots, elements)
+            if not (transfer.bypasses and earlier.book is self._residuals):
+                earlier.keep(transfer.slots, elements)
 
     def undo(self, keys: Collection[str]) -> None:
         """Restores the books of these parameters to their values before gradients that are void.
@@ -147,8 +147,8 @@ class Books:
         Returns:
             uint32, the chunks' ids; None for none.
         """
-        grid = self.communicator.chunk_grid(transfer.asked.plan)
-        parts = [self._ages.due(transfer.asked.slots, grid)]
+        grid = self.communicator.chunk_grid(transfer.plan)
+        parts = [self._ages.due(transfer.slots, grid)]
         if not finite or (self._residuals is not None and not is_finite(host)):
             parts.append(nonfinite_chunks(grid, host))
         return join_chunks(parts)
@@ -157,23 +157,23 @@ class Books:
         """Updates residuals and ages by a report: what did not count stays in the residuals."""
         plan = transfer.applied_plan
         grid = self.communicator.chunk_grid(plan)
-        if self._residuals is not None and not transfer.sent.bypasses:
+        if self._residuals is not None and not transfer.bypasses:
             keep_error = None
             if plan.encoding != "f32":
                 keep_error = functools.partial(self._keep_error, transfer, plan)
             owed = bool(len(report.withheld_chunks) or len(report.result_error))
             changed = keep_error is not None or owed or not report.counted.all()
             turn = plan.transform != "none" and changed
-            sent = self._residuals.sent(transfer.asked.slots)
+            sent = self._residuals.sent(transfer.slots)
             if turn:  # the report is about coefficients
                 for part in transfer.parts:
                     transforms.forward(sent[part], plan.seed)
-            self._residuals.settle(transfer.asked.slots, grid, report, plan.scale, keep_error)
+            self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
             if turn:
                 for part in transfer.parts:
                     transforms.inverse(sent[part], plan.seed)
             self._put_back(transfer)
-        self._ages.settle(transfer.asked.slots, grid, report)
+        self._ages.settle(transfer.slots, grid, report)
 
     def close(self) -> None:
         """Frees memory that is needed within a step only."""
@@ -188,8 +188,8 @@ class Books:
         """
         if self._magnitudes is None or not self._selects:
             return None
-        grid = self.communicator.chunk_grid(transfer.asked.plan)
-        return self._magnitudes.of(transfer.asked.slots, grid)
+        grid = self.communicator.chunk_grid(transfer.plan)
+        return self._magnitudes.of(transfer.slots, grid)
 
     def note_result(
         self,
@@ -201,27 +201,27 @@ class Books:
         """Keeps the magnitudes of a bucket's result, if the policy uses them."""
         if self._magnitudes is not None and self._selects:
             grid = self.communicator.chunk_grid(transfer.applied_plan)
-            self._magnitudes.note(transfer.asked.slots, grid, report, result, grad_scale)
+            self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
 
     def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Removes the elements of the smallest weights from what is sent."""
         where = smallest_weights(
-            transfer.asked.slots,
-            transfer.asked.parameters,
-            transfer.asked.plan.pruned,
+            transfer.slots,
+            transfer.bucket.parameters,
+            transfer.plan.pruned,
             self.policy.vectors,
         )
         where = where[np.isfinite(host[where])]  # values that are not finite are always sent
-        transfer.sent.pruned = where, host[where]
+        transfer.pruned = where, host[where]
         self.sent(transfer)[where] = 0.0
         host[where] = 0.0
 
     def restore_pruned(self, transfer: Transfer) -> None:
         """Returns what was pruned to what is sent, for a transfer that sends everything."""
-        if transfer.sent.pruned is not None:
-            where, values = transfer.sent.pruned
+        if transfer.pruned is not None:
+            where, values = transfer.pruned
             self.sent(transfer)[where] += values
-            transfer.sent.pruned = None
+            transfer.pruned = None
 
     def _unused(self, transfer: Transfer, host: NDArray[np.float32]) -> list[slice]:
         """Returns the ranges of tensors that the step did not use: their fresh gradient is zero.
@@ -232,17 +232,17 @@ class Books:
         """
         if not self.finds_unused or self._residuals is None:
             return []
-        parts = [slice(slot.offset, slot.offset + slot.length) for slot in transfer.asked.slots]
+        parts = [slice(slot.offset, slot.offset + slot.length) for slot in transfer.slots]
         return [part for part in parts if not host[part].any()]
 
     def _put_back(self, transfer: Transfer) -> None:
         """Returns to the residuals what was excluded from the transfer."""
         self.restore_pruned(transfer)
-        if transfer.sent.unused and self._residuals is not None:
-            self._residuals.mark_dirty(transfer.asked.slots)
-        for part, values in transfer.sent.unused:
+        if transfer.unused and self._residuals is not None:
+            self._residuals.mark_dirty(transfer.slots)
+        for part, values in transfer.unused:
             self.sent(transfer)[part] += values
-        transfer.sent.unused = []
+        transfer.unused = []
 
     def _keep_error(
         self,
@@ -256,14 +256,14 @@ class Books:
             return  # these are coefficients, which belong to no single element
         self._put_back(transfer)
         if self._velocities is not None and plan.encoding == "topk" and self._selects:
-            self._velocities.mask(transfer.asked.slots, sent)
+            self._velocities.mask(transfer.slots, sent)
 
     def sent(self, transfer: Transfer) -> NDArray[np.float32]:
         """Returns what this worker sent: the residual before it is settled, or the copy."""
         if self._residuals is not None:
-            return self._residuals.sent(transfer.asked.slots)
-        assert transfer.sent.kept is not None
-        return transfer.sent.kept
+            return self._residuals.sent(transfer.slots)
+        assert transfer.kept is not None
+        return transfer.kept
 
     def rescale(self, factor: float) -> None:
         """Multiplies all residuals by a factor, after a loss scaler has changed its scale."""

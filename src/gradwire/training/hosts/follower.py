@@ -131,7 +131,7 @@ class Follower(SharingPipeline):
             if end is not None:
                 self._end_step(end)
         except Exception as error:
-            handed.error = error
+            handed.stage.error = error
             self._stop(error)
         self._hand_back(handed)
 

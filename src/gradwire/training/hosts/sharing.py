@@ -12,6 +12,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import Stage, StagePool
-from gradwire.training.step import Awaited
 from gradwire.transport import engines
 from gradwire.transport.threads import Stager
 
@@ -34,33 +34,34 @@ __all__ = ["Handed", "SharingPipeline"]
 log = logging.getLogger("gradwire")
 
 
-class Handed(Awaited):
+@dataclass(eq=False)
+class Handed:
     """A bucket that DDP has handed over.
 
     Attributes:
         number: Its number, counted since the ranks met.
         position: How many buckets of the step came before it.
         bucket: The bucket.
-        elements: Its elements.
+        stage: Its way to host memory and back.
         joined: Whether this rank has joined (`DistributedDataParallel.join`).
         ballot: With a step's first bucket, a follower's ballot; else None.
         rows: Its shared memory; None while it has none.
         since: When this rank began to wait for others, in seconds of the monotonic clock.
     """
 
-    def __init__(
-        self, number: int, position: int, bucket: Bucket, stage: Stage, joined: bool
-    ) -> None:
-        super().__init__(stage)
-        self.number = number
-        self.bucket = bucket
-        self.position = position
-        self.elements = bucket.values.numel()
-        self.joined = joined
-        self.ballot: Ballot | None = None
-        self.rows: Rows | None = None
-        self.since = time.monotonic()
-        self.result = stage.future()
+    number: int
+    position: int
+    bucket: Bucket
+    stage: Stage
+    joined: bool
+    ballot: Ballot | None = None
+    rows: Rows | None = None
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def elements(self) -> int:
+        """Its elements."""
+        return self.bucket.values.numel()
 
 
 class SharingPipeline(GradientPipeline):
@@ -118,8 +119,7 @@ class SharingPipeline(GradientPipeline):
             self._tell_hosts(error)
             raise
         self._up.submit(lambda: self._go_up(handed))
-        assert handed.result is not None
-        return handed.result.then(handed.value)
+        return handed.stage.future()
 
     def reduce_among_workers(
         self, bucket: Bucket, *, joined: bool, others: Sequence[Ballot]
@@ -131,7 +131,7 @@ class SharingPipeline(GradientPipeline):
         """Waits for results of the running step (`GradientPipeline.wait`)."""
         try:
             for handed in self._step_buckets[: max(0, len(self._step_buckets) - but)]:
-                handed.delivered.wait()
+                handed.stage.delivered.wait()
         except BaseException as error:
             self._stop(error)
             raise
@@ -171,7 +171,7 @@ class SharingPipeline(GradientPipeline):
         try:
             previous = self._used.get(handed.position)
             if previous is not None:  # of a step that a failed backward pass gave up
-                previous.delivered.wait(self.communicator.timeout_s)
+                previous.stage.delivered.wait(self.communicator.timeout_s)
             self._used[handed.position] = handed
             self._raise_up(handed)
         except Exception as error:
@@ -199,9 +199,9 @@ class SharingPipeline(GradientPipeline):
             elif handed.rows is not None:
                 np.copyto(handed.stage.host(), handed.rows.total)
         except Exception as error:
-            handed.error = error
+            handed.stage.error = error
         handed.rows = None
-        handed.deliver()
+        handed.stage.deliver()
 
     def _wait_for(self, handed: Handed, missing: Callable[[], Collection[int]], what: str) -> None:
         """Waits until no place of the host is missing; the caller holds `_changed`.
@@ -317,9 +317,8 @@ class SharingPipeline(GradientPipeline):
         if notify and in_step:
             self._tell_hosts(cause)
         for handed in lost:
-            handed.error = error if isinstance(error, Exception) else cause
             handed.rows = None
-            handed.deliver()
+            handed.stage.deliver(error if isinstance(error, Exception) else cause)
 
     def _refuse(self, bucket: Bucket, stopped: GradwireError) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket that comes after a failure; the other hosts may wait for its sum."""
