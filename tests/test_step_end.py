@@ -1,236 +1,215 @@
-"""How a step ends: tables of events and of the actions that follow, without torch or threads."""
+"""How a step ends: real pipelines in virtual time, of which rank 0's transfers end one by one."""
 
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from gradwire.core.agreed import Summary
-from gradwire.core.errors import GradwireError
+from gradwire.core.errors import TransferError
+from gradwire.core.report import StepReport
 from gradwire.core.settings import Settings
 from gradwire.policies import create
+from gradwire.sim.job import Job
+from gradwire.training.bucket import Bucket
 from gradwire.training.guard import StepGuard, Verdict
-from gradwire.training.step_end import (
-    Abandoned,
-    Begun,
-    CompareScales,
-    Conclude,
-    Concluded,
-    Consult,
-    Consulted,
-    Deliver,
-    Done,
-    Fail,
-    Failed,
-    Fold,
-    Folded,
-    Resend,
-    Resent,
-    Settle,
-    Skip,
-    StepEnd,
-)
+from job_gradients import normal
 
-LOST, LATER = GradwireError("rank 1 has left"), GradwireError("later")
-HALT = Verdict("halt", LOST)
-BEGIN: list[tuple[Any, list[Any]]] = [(Begun("a"), []), (Begun("b", last=True), [])]
-OPEN: list[tuple[Any, list[Any]]] = [*BEGIN, (Done("a"), [Deliver(("a",))]), (Done("b"), [Fold()])]
-HELD: list[tuple[Any, list[Any]]] = [*BEGIN, (Done("a"), []), (Done("b"), [Fold()])]
-CONSULTED: list[tuple[Any, list[Any]]] = [*HELD, (Folded(), [Consult()])]
-
-UNGUARDED: dict[str, list[tuple[Any, list[Any]]]] = {
-    "the last result waits until the step is concluded": [
-        *OPEN,
-        (Folded(), [Conclude()]),
-        (Concluded(), [Deliver(("b",))]),
-    ],
-    "whichever bucket is done last waits": [
-        *BEGIN,
-        (Done("b"), [Deliver(("b",))]),
-        (Done("a"), [Fold()]),
-        (Folded(), [Conclude()]),
-        (Concluded(), [Deliver(("a",))]),
-    ],
-    "a bucket that is done before the next one begins ends nothing": [
-        (Begun("a"), []),
-        (Done("a"), [Deliver(("a",))]),
-        (Begun("b", last=True), []),
-        (Done("b"), [Fold()]),
-    ],
-    "a last bucket without elements ends a step whose others are done": [
-        (Begun("a"), []),
-        (Done("a"), [Deliver(("a",))]),
-        (Done("empty", last=True), [Fold()]),
-        (Folded(), [Conclude()]),
-        (Concluded(), [Deliver(("empty",))]),
-    ],
-    "a last bucket without elements waits for no other": [
-        (Begun("a"), []),
-        (Done("empty", last=True), [Deliver(("empty",))]),
-        (Done("a"), [Fold()]),
-    ],
-    "layers are agreed on before the step is concluded": [
-        *OPEN,
-        (Folded(layers=True), [Consult()]),
-        (Consulted(), [Conclude()]),
-        (Concluded(), [Deliver(("b",))]),
-    ],
-    "scales that differ end the job": [
-        *OPEN,
-        (Folded(scales_differ=True), [CompareScales()]),
-        (Failed(LOST), [Fail(LOST, ("b",))]),
-    ],
-    "a bucket that fails stops everything": [
-        *BEGIN,
-        (Done("a", error=LOST), [Fail(LOST, ("a",))]),
-        (Done("b"), [Fail(LOST, ("b",))]),
-    ],
-    "a bucket that fails after the step has its own error": [
-        *BEGIN,
-        (Failed(LOST), [Fail(LOST, ())]),
-        (Done("a", error=LATER), [Fail(LATER, ("a",))]),
-        (Done("b"), [Fail(LOST, ("b",))]),
-    ],
-    "a failure of the conclusion keeps the last result from being applied": [
-        *OPEN,
-        (Folded(), [Conclude()]),
-        (Failed(LOST), [Fail(LOST, ("b",))]),
-        (Concluded(), []),
-    ],
-    "a failure hands each result over once": [
-        *OPEN,
-        (Failed(LOST), [Fail(LOST, ("b",))]),
-        (Failed(LATER), [Fail(LATER, ())]),
-        (Folded(), []),
-    ],
-    "a step that another one follows too early is never concluded": [
-        (Begun("a"), []),
-        (Abandoned(), []),
-        (Done("a"), [Deliver(("a",))]),
-        (Done("empty", last=True), [Deliver(("empty",))]),
-    ],
-}
-
-GUARDED: dict[str, list[tuple[Any, list[Any]]]] = {
-    "all results wait for the verdict": [
-        *CONSULTED,
-        (Consulted(Verdict("apply")), [Settle(), Conclude()]),
-        (Concluded(), [Deliver(("a", "b"))]),
-    ],
-    "a step is sent again as a whole before it is settled": [
-        *CONSULTED,
-        (Consulted(Verdict("resend")), [Resend()]),
-        (Resent(), []),
-        (Resent(), [Settle(), Conclude()]),
-        (Concluded(), [Deliver(("a", "b"))]),
-    ],
-    "a bucket without elements is not sent again": [
-        (Begun("a"), []),
-        (Done("a"), []),
-        (Done("empty", last=True), [Fold()]),
-        (Folded(), [Consult()]),
-        (Consulted(Verdict("resend")), [Resend()]),
-        (Resent(), [Settle(), Conclude()]),
-        (Concluded(), [Deliver(("a", "empty"))]),
-    ],
-    "a skipped step is not settled as if it were applied": [
-        *CONSULTED,
-        (Consulted(Verdict("skip")), [Skip(), Conclude()]),
-        (Concluded(), [Deliver(("a", "b"))]),
-    ],
-    "a step that halts the training fails with the reason": [
-        *CONSULTED,
-        (Consulted(HALT), [Fail(LOST, ("a", "b"))]),
-    ],
-    "no result is handed over unjudged where a later bucket fails": [
-        *BEGIN,
-        (Done("a"), []),
-        (Done("b", error=LOST), [Fail(LOST, ("a", "b"))]),
-    ],
-    "what comes back after a failure is not applied": [
-        *CONSULTED,
-        (Consulted(Verdict("resend")), [Resend()]),
-        (Resent(), []),
-        (Failed(LOST), [Fail(LOST, ("a", "b"))]),
-        (Resent(), []),
-    ],
-    "scales that differ end the job before it is judged": [
-        *HELD,
-        (Folded(scales_differ=True), [CompareScales()]),
-    ],
-    "results of a step that another one follows too early are never judged": [
-        (Begun("a"), []),
-        (Abandoned(), []),
-        (Done("a"), []),
-    ],
-}
+LOST = TransferError("rank 1 has left", rank=1, step=0, cause="left")
+LAYERS = {"detector": "layers", "every": 1, "p_low": 0.1}
+GUARDED = {"p": 0.3, "floor": 0.8}  # two workers lose more than that, so it is sent again
+Future = torch.futures.Future[torch.Tensor]
 
 
-def play(end: StepEnd[str], table: list[tuple[Any, list[Any]]]) -> None:
-    for event, actions in table:
-        assert end.handle(event) == actions, event
+class Hand:
+    """A step of two ranks; those of rank 0's transfers that are over are ended by hand."""
+
+    def __init__(self, buckets: int = 2, policy: str = "mlt", **options: Any) -> None:
+        tensors = {f"{name}.weight": 60 * 358 for name in "abcd"[:buckets]}
+        self.job = Job(2, tensors, policy, buckets=[1] * buckets, **options)
+        self.mine, self.other = self.job.engines
+        self.pipeline = self.job.pipelines[0]
+        self.concluded: list[StepReport] = []
+        self.futures: list[Future] = []
+        observe = self.pipeline.policy.observe
+
+        def noting(report: StepReport) -> None:
+            assert not all(future.done() for future in self.futures), "DDP would go on"
+            observe(report)
+            self.concluded.append(report)
+
+        self.pipeline.policy.observe = noting  # type: ignore[method-assign]
+
+    def begin(self) -> list[Future]:
+        """Begins all buckets and lets the network carry them; rank 1's transfers end."""
+        futures = self.job.start(normal(self.job.elements, 0, 2))[1]
+        self.futures = futures[: len(futures) // 2]
+        self.carry()
+        return self.futures
+
+    def carry(self) -> None:
+        assert self.job.fabric.run(self.job.fabric.now + 60)
+        self.other.collect()
+
+    def end(self, transfer: int, error: TransferError | None = None) -> None:
+        if error is None:
+            self.mine.finish(*self.mine.pending[transfer])
+        else:
+            self.mine.pending[transfer][2].finish(error)
 
 
-@pytest.mark.parametrize("table", UNGUARDED.values(), ids=UNGUARDED)
-def test_a_step_without_a_guard(table: list[tuple[Any, list[Any]]]) -> None:
-    play(StepEnd(guarded=False), table)
+def done(futures: Sequence[Future]) -> list[bool]:
+    return [future.done() for future in futures]
 
 
-@pytest.mark.parametrize("table", GUARDED.values(), ids=GUARDED)
-def test_a_step_with_a_guard(table: list[tuple[Any, list[Any]]]) -> None:
-    play(StepEnd(guarded=True), table)
+def fails(future: Future, match: str = "rank 1 has left") -> None:
+    assert future.done()
+    with pytest.raises(RuntimeError, match=match):
+        future.wait()
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-@pytest.mark.parametrize("order", list(itertools.permutations("abcd")))
-def test_every_result_is_handed_over_once_and_the_last_one_at_the_end(
-    guarded: bool, order: tuple[str, ...]
-) -> None:
-    end: StepEnd[str] = StepEnd(guarded=guarded)
-    events = [Begun(bucket, last=bucket == "d") for bucket in "abcd"]
-    events += [Done(bucket) for bucket in order]
-    events += [Folded(), *([Consulted(Verdict("apply"))] if guarded else []), Concluded()]
-    delivered: list[str] = []
-    for event in events:
-        actions = end.handle(event)
-        delivered += [
-            b for action in actions if isinstance(action, Deliver) for b in action.buckets
-        ]
-        assert (order[-1] in delivered) == isinstance(event, Concluded)
-    assert sorted(delivered) == list("abcd")
-    assert end.state == "over"
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_whichever_result_is_last_waits_for_the_conclusion(order: tuple[int, ...]) -> None:
+    hand = Hand(4)
+    futures = hand.begin()
+    for count, transfer in enumerate(order):
+        hand.end(transfer)
+        assert [future.done() for future in futures] == [i in order[: count + 1] for i in range(4)]
+    assert [report.step for report in hand.concluded] == [0]
 
 
-@pytest.mark.parametrize(
-    ("before", "event"),
-    [
-        ([], Folded()),
-        ([], Resent()),
-        ([], Concluded()),
-        (OPEN, Done("a")),
-        (OPEN, Begun("c")),
-        (OPEN, Consulted()),
-        (OPEN, Concluded()),
-        (CONSULTED, Consulted()),  # without a verdict
-        (CONSULTED, Resent()),
-    ],
-)
-def test_an_event_out_of_turn_is_an_error(before: list[tuple[Any, Any]], event: Any) -> None:
-    end: StepEnd[str] = StepEnd(guarded=before is CONSULTED)
-    play(end, before)
-    with pytest.raises(RuntimeError, match=f"a step's end that is '{end.state}' takes no"):
-        end.handle(event)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_all_results_of_a_guarded_step_wait_for_the_verdict(order: tuple[int, ...]) -> None:
+    hand = Hand(3, **GUARDED)
+    futures = hand.begin()
+    for transfer in order:
+        hand.end(transfer)
+    assert len(hand.mine.pending) == 4  # the consultation
+    hand.carry()
+    hand.end(3)
+    assert len(hand.mine.pending) == 7  # all of it again
+    hand.carry()
+    for transfer in reversed(range(4, 7)):
+        assert not any(done(futures))
+        hand.end(transfer)
+    assert all(done(futures))
+    assert [report.guard for report in hand.concluded] == ["resent"]
 
 
-def test_the_end_of_a_step_needs_no_torch() -> None:
-    seen = "import gradwire.training.step_end, sys; print('torch' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", seen], check=True, capture_output=True, text=True)
-    assert out.stdout.strip() == "False"
+def test_layers_are_agreed_on_before_a_step_is_concluded() -> None:
+    hand = Hand(2, "dblp", **LAYERS)
+    futures = hand.begin()
+    hand.end(0)
+    hand.end(1)
+    assert done(futures) == [True, False]
+    assert not hand.concluded
+    hand.carry()
+    hand.end(2)
+    assert done(futures) == [True, True]
+    assert hand.concluded[0].agreed.layers is not None
+
+
+def test_a_bucket_that_fails_stops_everything() -> None:
+    hand = Hand()
+    futures = hand.begin()
+    hand.end(0, LOST)
+    fails(futures[0])
+    hand.end(1)
+    fails(futures[1])
+    assert not hand.concluded
+    later = hand.pipeline.reduce(Bucket(0, True, torch.ones(60 * 358), hand.job.groups[0]))
+    fails(later, "stopped at an earlier failure: rank 1 has left")
+
+
+@pytest.mark.parametrize("transfer", [2, 3, 4])
+def test_no_result_of_a_guarded_step_is_handed_over_where_its_end_fails(transfer: int) -> None:
+    """In the consultation, or in either of the buckets that are sent again."""
+    hand = Hand(**GUARDED)
+    futures = hand.begin()
+    hand.end(0)
+    hand.end(1)
+    for number in range(2, transfer):
+        hand.carry()
+        hand.end(number)
+    assert not any(done(futures))
+    hand.end(transfer, LOST)
+    if transfer == 4:
+        hand.end(3)
+    for future in futures:
+        fails(future)
+    assert not hand.concluded
+
+
+def test_what_fails_in_the_conclusion_fails_the_last_result() -> None:
+    hand = Hand()
+
+    def broken(report: StepReport) -> None:
+        raise ArithmeticError("the policy cannot tell")
+
+    hand.pipeline.policy.observe = broken  # type: ignore[method-assign]
+    futures = hand.begin()
+    hand.end(0)
+    hand.end(1)
+    futures[0].wait()
+    fails(futures[1], "the policy cannot tell")
+
+
+def test_a_failure_that_cannot_be_explained_is_told_as_it_is() -> None:
+    """As where the store is gone through which ranks find what differs; DDP would wait for ever."""
+    hand = Hand()
+
+    def broken(error: BaseException) -> BaseException:
+        raise ConnectionError("the store is gone")
+
+    hand.pipeline.explain = broken
+    futures = hand.begin()
+    hand.end(1, LOST)
+    hand.end(0)
+    for future in futures:
+        fails(future)
+
+
+def test_a_step_that_another_one_follows_too_early_is_never_concluded() -> None:
+    hand = Hand()
+    hand.futures.append(torch.futures.Future())
+    group, values = hand.job.groups[0], torch.ones(60 * 358)
+    early = [
+        pipeline.reduce(Bucket(0, False, values.clone(), group)) for pipeline in hand.job.pipelines
+    ]
+    hand.begin()
+    for transfer in range(3):
+        hand.end(transfer)
+    assert early[0].done()
+    assert [report.step for report in hand.concluded] == [0]
+    assert hand.concluded[0].buckets == 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_last_bucket_without_elements_ends_a_step(late: bool) -> None:
+    hand = Hand(1)
+    hand.futures.append(torch.futures.Future())
+    group, none = hand.job.groups[0], torch.empty(0)
+    first = [
+        pipeline.reduce(Bucket(0, False, torch.ones(60 * 358), group))
+        for pipeline in hand.job.pipelines
+    ]
+    hand.carry()
+    if late:
+        hand.end(0)
+        assert first[0].done()
+        assert not hand.concluded
+    last = hand.pipeline.reduce(Bucket(1, True, none, []))
+    assert last.done()
+    if not late:
+        assert not first[0].done()
+        hand.end(0)
+    assert first[0].done()
+    assert [report.step for report in hand.concluded] == [0]
 
 
 # ---------------------------------------------------------------------------- the verdict

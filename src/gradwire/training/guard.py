@@ -3,8 +3,8 @@
 The results of a guarded step wait until the ranks have agreed on the largest share that a worker
 lost (`gradwire.training.consultation`). A step that delivered less than the floor is sent again
 exactly, or skipped. A step with values that are not finite is never skipped; they reach the
-optimizer, or the loss scaler, which handles them. The guard only decides;
-`gradwire.training.step_end` says what follows.
+optimizer, or the loss scaler, which handles them. The guard only decides, and the pipeline carries
+it out.
 """
 
 from __future__ import annotations

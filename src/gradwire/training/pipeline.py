@@ -9,8 +9,7 @@ with the same decision.
 
 The parts are in `gradwire.training.ballots` (values that the buckets carry),
 `gradwire.training.feedback.books` (residuals and ages), `gradwire.training.consultation` (further
-agreement at a step's end), `gradwire.training.guard` (steps that delivered too little) and
-`gradwire.training.step_end` (what follows what at a step's end; the pipeline carries it out).
+agreement at a step's end) and `gradwire.training.guard` (steps that delivered too little).
 """
 
 import collections
@@ -21,7 +20,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +39,6 @@ from gradwire.core.settings import Settings
 from gradwire.exports.telemetry import Telemetry
 from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
-from gradwire.training import step_end
 from gradwire.training.ballots import BallotBox
 from gradwire.training.bucket import Bucket, ComparedLayout, Layouts, ParameterNames
 from gradwire.training.consultation import Consultation
@@ -57,6 +55,7 @@ from gradwire.training.scaler import SkipWatch, Waiting
 from gradwire.training.staging import Stage, StagePool, failed
 from gradwire.training.step import (
     Step,
+    StepEnd,
     Transfer,
     square_norm,
     tensor_squares,
@@ -534,7 +533,7 @@ class GradientPipeline:
                 raise found
             found.wait()
         except TransferError as error:
-            explained = self.explain(error)
+            explained = self._explained(error)
             self._fail(step, explained)
             raise explained from None
         except BaseException as error:
@@ -585,12 +584,12 @@ class GradientPipeline:
                     self._step,
                     self.policy.phase,
                     ballot.with_others(others),
+                    started,
                     exact=flushes or strict,
                     strict=strict,
-                    floor=self._guard.floor,
-                    started=started,
-                    scaled=self._scaled,
                     flushes=flushes,
+                    floor=0.0 if flushes or strict else self._guard.floor,
+                    scaled=self._scaled,
                     compared=self.compared(),
                 )
                 self._awaited = collections.deque()
@@ -611,7 +610,8 @@ class GradientPipeline:
         transfer = Transfer(step, index, bucket, slots, plan, owners, stage)
         with self._mutex:
             step.transfers.append(transfer)
-            step.end.handle(step_end.Begun(stage, last=bucket.last))
+            step.open.add(stage)
+            step.last = bucket.last
         return transfer
 
     def _note_owners(
@@ -751,7 +751,7 @@ class GradientPipeline:
             if not transfer.step.guarded:
                 self._settle(transfer)
         except Exception as error:
-            transfer.stage.error = self.explain(error)
+            transfer.stage.error = self._explained(error)
         self._done(transfer.step, transfer.stage)
 
     def _settle(self, transfer: Transfer) -> None:
@@ -794,11 +794,11 @@ class GradientPipeline:
     def _abandon(self) -> None:
         """Gives up a step that waits for further buckets; the caller holds the mutex."""
         if self._running is not None:
-            self._running.end.handle(step_end.Abandoned())
+            self._running.abandoned = True
             self._running = None
 
     def _done(self, step: Step, stage: Stage, *, last: bool = False) -> None:
-        """Notes that a bucket is done.
+        """Notes that a bucket is done: its result goes to DDP, or waits for the end of its step.
 
         Args:
             step: Its step.
@@ -806,60 +806,75 @@ class GradientPipeline:
             last: Whether no other bucket begins after it.
         """
         with self._mutex:
-            actions = self._next(step, step_end.Done(stage, last, self._failure or stage.error))
-        self._carry_out(step, actions)
-
-    def _go_on(self, step: Step, event: step_end.Event[Stage]) -> None:
-        """Takes a step from one event to the next."""
-        with self._mutex:
-            actions = self._next(step, event)
-        self._carry_out(step, actions)
-
-    def _next(self, step: Step, event: step_end.Event[Stage]) -> list[step_end.Action[Stage]]:
-        """Returns what is to be done after an event; the caller holds the mutex."""
-        actions = step.end.handle(event)
-        for action in actions:
-            if isinstance(action, step_end.Fail):
-                self._stop_at(action.error, in_step=True)
-            elif isinstance(action, step_end.Fold):
+            error = self._failure or stage.error
+            step.last = step.last or last
+            step.open.discard(stage)
+            ends = step.complete and error is None
+            if ends:
                 self._running = None
-        return actions
+            waits = ends or (step.guarded and error is None)
+            if waits:
+                step.held.append(stage)
+        if error is not None:
+            self._fail(step, error, stage)
+        elif ends:
+            self._go_on(step, self._step_end(step))
+        elif not waits:
+            stage.deliver()
 
-    def _carry_out(self, step: Step, actions: list[step_end.Action[Stage]]) -> None:
-        """Does what a step's end asks for; an exception fails every bucket that waits."""
-        with self._failing(step):
-            for action in actions:
-                match action:
-                    case step_end.Deliver(buckets):
-                        for stage in buckets:
-                            stage.deliver()
-                    case step_end.Fold():
-                        self._fold(step)
-                    case step_end.CompareScales():
-                        self._compare_scales(step)
-                    case step_end.Consult():
-                        self._consult(step)
-                    case step_end.Resend():
-                        self._resend(step)
-                    case step_end.Skip():
-                        self._skip(step)
-                    case step_end.Settle():
-                        for transfer in step.transfers:
-                            self._settle(transfer)
-                    case step_end.Conclude():
-                        self._conclude(step)
-                        self._go_on(step, step_end.Concluded())
-                    case step_end.Fail(error, buckets):
-                        for stage in buckets:
-                            stage.deliver(error)
+    def _step_end(self, step: Step) -> StepEnd:
+        """Ends a step whose buckets are all done; it is resumed with each transfer that it yields.
 
-    @contextlib.contextmanager
-    def _failing(self, step: Step) -> Iterator[None]:
-        """Makes an exception of a part of a step's end the failure of the step."""
+        Whatever it raises fails the results that the step holds.
+        """
+        agreement = self._consultation
+        firsts = [transfer.first for transfer in step.transfers if transfer.first is not None]
+        if scales_differ(first.stats_max for first in firsts):
+            own = (step.ballot.scale, *step.ballot.other_scales)
+            scales = dict(zip(self._host.ranks, own, strict=True))
+            agreement.refuse_scales((yield agreement.compare_scales(step.number, scales)))
+        stats = [(first.stats_sum, first.stats_max) for first in firsts]
+        agreed = Summary.fold(step.number, self.communicator.world_size, stats)
+        agreement.note(step, self._grad_scale)
+        for transfer in step.transfers:
+            step.overflowed |= self._scattered_overflow(transfer)
+        if step.guarded or agreement.layers_due(agreed):
+            agreed, lost = agreement.agreed(agreed, (yield agreement.start(step, agreed)))
+        if step.guarded:
+            verdict = step.verdict = self._guard.judge(step, agreed, lost)
+            if verdict.error is not None:
+                raise verdict.error
+            if verdict.choice == "skip":
+                self._skip(step)
+            else:
+                if verdict.choice == "resend":
+                    yield from self._resend(step)
+                for transfer in step.transfers:
+                    self._settle(transfer)
+        self._conclude(step, agreed)
+
+    def _go_on(self, step: Step, end: StepEnd, done: Handle | None = None) -> None:
+        """Takes the end of a step to the next transfer that it waits for.
+
+        The results that the step holds go to DDP once it is over.
+        """
+        if step.failed:
+            return
         try:
-            yield
+            transfer = end.send(done)
+        except StopIteration:
+            with self._mutex:
+                held = step.take_held()
+            for stage in held:
+                stage.deliver()
         except Exception as error:
             self._fail(step, error)
+        else:
+            self._prolong()
+            transfer.add_done_callback(functools.partial(self._go_on, step, end))
+
+    def _prolong(self) -> None:
+        """Notes that the end of a step waits for another transfer."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -898,20 +913,31 @@ class GradientPipeline:
             what = str(error) if known else f"{type(error).__name__}: {error}"
             self.communicator.fail(f"step {self._step}: {what}")
 
-    def _fail(self, step: Step | None, error: BaseException, *, in_step: bool = True) -> None:
+    def _fail(
+        self, step: Step | None, error: BaseException, *stages: Stage, in_step: bool = True
+    ) -> None:
         """Stops this pipeline, and hands the results that a step holds back to DDP as failed.
 
         Args:
-            step: The step, where one is running.
+            step: The step, which fails; None where none is running.
             error: Why.
-            in_step: Whether a step fails by it.
+            *stages: Stages of other buckets of the step, which fail, too.
+            in_step: Whether a step fails by it, although none is running.
         """
-        error = self.explain(error)
-        if step is not None:
-            self._go_on(step, step_end.Failed(error))
-            return
+        error = self._explained(error)
         with self._mutex:
-            self._stop_at(error, in_step=in_step)
+            self._stop_at(error, in_step=in_step or step is not None)
+            if step is not None:
+                step.failed = True
+                stages = (*step.take_held(), *stages)
+        for stage in stages:
+            stage.deliver(error)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Returns what `explain` makes of an error; the same one where that fails."""
+        with contextlib.suppress(Exception):
+            return self.explain(error)
+        return error
 
     def _stop_at(self, error: BaseException, *, in_step: bool) -> None:
         """Notes the first failure; the caller holds the mutex."""
@@ -926,24 +952,6 @@ class GradientPipeline:
             self._stop_at(stopped, in_step=True)
         return failed(bucket.values, stopped)
 
-    def _fold(self, step: Step) -> None:
-        """Folds the ballots of a step whose buckets are done."""
-        reports = [transfer.first for transfer in step.transfers]
-        firsts = [first for first in reports if first is not None]
-        if scales_differ(first.stats_max for first in firsts):
-            self._go_on(step, step_end.Folded(scales_differ=True))
-            return
-        step.agreed = Summary.fold(
-            step.number,
-            self.communicator.world_size,
-            [(first.stats_sum, first.stats_max) for first in firsts],
-        )
-        self._consultation.note(step, self._grad_scale)
-        for transfer in step.transfers:
-            step.overflowed |= self._scattered_overflow(transfer)
-        layers = self._consultation.layers_due(step.agreed)
-        self._go_on(step, step_end.Folded(layers=bool(layers)))
-
     def _scattered_overflow(self, transfer: Transfer) -> set[int]:
         """Returns the optimizer of a scattered bucket whose result is not finite, as ballots say.
 
@@ -955,44 +963,19 @@ class GradientPipeline:
             return set()
         return owners if nonfinite(first.stats_sum) else set()
 
-    def _compare_scales(self, step: Step) -> None:
-        def refuse(done: Handle) -> None:
-            with self._failing(step):
-                self._consultation.refuse_scales(done)
-
-        own = (step.ballot.scale, *step.ballot.other_scales)
-        scales = dict(zip(self._host.ranks, own, strict=True))
-        self._consultation.compare_scales(step.number, scales).add_done_callback(refuse)
-
-    def _consult(self, step: Step) -> None:
-        summary = step.agreed
-        assert summary is not None
-
-        def judge(done: Handle) -> None:
-            with self._failing(step):
-                agreed, lost = self._consultation.agreed(summary, done)
-                step.agreed = agreed
-                verdict = self._guard.judge(step, agreed, lost) if step.guarded else None
-                self._go_on(step, step_end.Consulted(verdict))
-
-        self._consultation.start(step, summary).add_done_callback(judge)
-
-    def _resend(self, step: Step) -> None:
+    def _resend(self, step: Step) -> StepEnd:
         """Sends all buckets again, exactly, in their order."""
+        started = []
         for transfer in step.transfers:
             plan = transfer.resent = transfer.plan.exact()
             self._books.restore_pruned(transfer)
             host = transfer.stage.host()
             np.copyto(host, self._books.sent(transfer))
-            handle = self._transfer(host, plan, step=step.number)
-            handle.add_done_callback(functools.partial(self._take_resent, transfer))
-
-    def _take_resent(self, transfer: Transfer, done: Handle) -> None:
-        step = transfer.step
-        with self._failing(step):
+            started.append((transfer, self._transfer(host, plan, step=step.number)))
+        for transfer, handle in started:
+            done = yield handle
             assert transfer.first is not None
             transfer.report = sent_twice(transfer.first, done.report)
-            self._go_on(step, step_end.Resent())
 
     def _skip(self, step: Step) -> None:
         """Applies nothing: all that was sent returns to the residuals, and the optimizer skips."""
@@ -1005,10 +988,8 @@ class GradientPipeline:
 
     # ------------------------------------------------------------------ the report
 
-    def _conclude(self, step: Step) -> None:
+    def _conclude(self, step: Step, agreed: Summary) -> None:
         """Concludes a decided step: the policy reads its report."""
-        agreed = step.agreed
-        assert agreed is not None
         self._note_owing(step)
         self._note_flush(agreed, step.transfers[0].slots, flushed=step.flushes)
         for owner in step.overflowed:

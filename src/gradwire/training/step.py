@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.core.agreed import Ballot, Phase, Summary
+from gradwire.core.agreed import Ballot, Phase
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
 from gradwire.training.bucket import Bucket
+from gradwire.training.guard import Verdict
 from gradwire.training.staging import Stage
-from gradwire.training.step_end import StepEnd
+from gradwire.transport.all_reduce import Handle
 from gradwire.transport.native import load_engine
 
 __all__ = [
     "Step",
+    "StepEnd",
     "Transfer",
     "is_finite",
     "square_norm",
@@ -26,6 +29,11 @@ __all__ = [
 ]
 
 
+StepEnd: TypeAlias = Generator[Handle, Any, None]
+"""A step's end, which yields each transfer that it waits for and is resumed when that is done."""
+
+
+@dataclass(eq=False)
 class Step:
     """One training step in progress.
 
@@ -33,53 +41,60 @@ class Step:
         number: Number of the step.
         phase: Its phase.
         ballot: This worker's ballot.
-        exact: Whether nothing may be left out.
-        flushes: Whether it is exact because the user asked for it.
-        strict: Whether it is exact because the loss rose.
-        floor: Share that every worker must deliver, else the guard acts; 0 for none.
         started: Time of its start, by the pipeline's clock.
+        exact: Whether nothing may be left out.
+        strict: Whether it is exact because the loss rose.
+        flushes: Whether it is exact because the user asked for it.
+        floor: Share that every worker must deliver, else the guard acts; 0 for none.
         scaled: Whether a loss scaler skips it if a result is not finite.
+        compared: Numbers that are the same on all ranks, or else their plans differ.
         owners: The optimizers of its parameters (`Optimizers.owners`), if it is scaled.
         overflowed: The optimizers of whose parameters a result is not finite, so that they skip it.
         exposed: Time of the start of its last bucket's transfer.
         transfers: Its buckets.
-        end: How it ends.
-        compared: Numbers that are the same on all ranks, or else their plans differ.
-        agreed: Its summary, once the ballots are folded.
         layer_squares: Squared norms of the layers of this worker's fresh gradient.
+        open: The stages of buckets that have begun and are not done.
+        last: Whether the last bucket has begun.
+        held: The stages of results that wait for the end of the step.
+        abandoned: Whether another step has begun before its last bucket, so that it never ends.
+        failed: Whether it has failed.
+        verdict: The guard's verdict; None before there is one.
     """
 
-    def __init__(
-        self,
-        number: int,
-        phase: Phase,
-        ballot: Ballot,
-        *,
-        exact: bool,
-        strict: bool,
-        floor: float,
-        started: float,
-        scaled: bool = False,
-        flushes: bool = False,
-        compared: tuple[int, ...] = (),
-    ) -> None:
-        self.number = number
-        self.compared = compared
-        self.phase = phase
-        self.ballot = ballot
-        self.exact = exact
-        self.flushes = flushes
-        self.strict = strict
-        self.floor = 0.0 if exact else floor
-        self.started = started
-        self.scaled = scaled
-        self.owners: set[int] = set()
-        self.overflowed: set[int] = set()
-        self.exposed = started
-        self.transfers: list[Transfer] = []
-        self.end: StepEnd[Stage] = StepEnd(guarded=self.guarded)
-        self.agreed: Summary | None = None
-        self.layer_squares: dict[str, float] = {}
+    number: int
+    phase: Phase
+    ballot: Ballot
+    started: float
+    exact: bool = False
+    strict: bool = False
+    flushes: bool = False
+    floor: float = 0.0
+    scaled: bool = False
+    compared: tuple[int, ...] = ()
+    owners: set[int] = field(default_factory=set)
+    overflowed: set[int] = field(default_factory=set)
+    exposed: float = field(init=False)
+    transfers: list[Transfer] = field(default_factory=list)
+    layer_squares: dict[str, float] = field(default_factory=dict)
+    open: set[Stage] = field(default_factory=set)
+    last: bool = False
+    held: list[Stage] = field(default_factory=list)
+    abandoned: bool = False
+    failed: bool = False
+    verdict: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        self.exposed = self.started
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its buckets are done, so that it ends."""
+        return self.last and not self.open and not self.abandoned
+
+    def take_held(self) -> list[Stage]:
+        """Returns the stages of results that wait, once."""
+        held, self.held = self.held, []
+        return held
 
     @property
     def guarded(self) -> bool:
@@ -89,10 +104,9 @@ class Step:
     @property
     def action(self) -> str:
         """What the guard did ("resent", "skipped"), or "strict" after a risen loss; else ""."""
-        verdict = self.end.verdict
-        if verdict is None:
+        if self.verdict is None:
             return "strict" if self.strict else ""
-        return {"resend": "resent", "skip": "skipped"}.get(verdict.choice, "")
+        return {"resend": "resent", "skip": "skipped"}.get(self.verdict.choice, "")
 
     @property
     def finite(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.core.agreed import Ballot
+from gradwire.core.agreed import Ballot, Summary
 from gradwire.core.errors import TransferError
 from gradwire.training.hosts.messages import (
     End,
@@ -141,20 +141,11 @@ class Leader(SharingPipeline):
             self._link.send(Result(handed.number, end))
         self._hand_back(handed)
 
-    def _compare_scales(self, step: Step) -> None:
+    def _prolong(self) -> None:
         self._link.send(Working())
-        super()._compare_scales(step)
 
-    def _consult(self, step: Step) -> None:
-        self._link.send(Working())
-        super()._consult(step)
-
-    def _resend(self, step: Step) -> None:
-        self._link.send(Working())
-        super()._resend(step)
-
-    def _conclude(self, step: Step) -> None:
-        super()._conclude(step)
+    def _conclude(self, step: Step, agreed: Summary) -> None:
+        super()._conclude(step, agreed)
         assert self._last is not None
         self._end = End(
             self._last,
