@@ -14,6 +14,7 @@ import torch
 from gradwire.core.agreed import Summary
 from gradwire.core.errors import ConfigError, TransferError
 from gradwire.core.plan import TransferPlan
+from gradwire.core.saved_state import State
 from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from gradwire.training.configure import configure
@@ -290,7 +291,7 @@ def test_losses_that_never_come_are_told_of_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("gradwire.training.loss_watch.PATIENCE", 3)
     heard, silent = LossWatch(0.2, 5), LossWatch(0.2, 5)
     heard.observe(Summary(0, loss=1.0))
-    silent.load_state_dict(heard.state_dict())
+    silent.load_state_dict(State(heard.state_dict()))
     told = []
     for step in range(1, 9):
         for watch in (heard, silent):
@@ -314,7 +315,7 @@ def test_the_watch_judges_by_the_running_mean() -> None:
     watch.observe(Summary(31, loss=3.0))
     assert watch.strict
     other = LossWatch(0.2, 5)
-    other.load_state_dict(watch.state_dict())
+    other.load_state_dict(State(watch.state_dict()))
     for step in range(32, 37):
         assert watch.strict
         assert other.strict

@@ -1,4 +1,4 @@
-"""Reading a saved state: every value is checked before anything is changed.
+"""Reading a saved state: every value is checked, and an error changes nothing.
 
 A `State` is a mapping with the name that errors give it. Each method returns one checked value, and
 raises ConfigError naming the key, the value and what is allowed where the check fails.
@@ -6,16 +6,33 @@ raises ConfigError naming the key, the value and what is allowed where the check
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError
 
-__all__ = ["State"]
+__all__ = ["State", "unchanged_on_error"]
 
 LARGEST_WHOLE = 1 << 62
+
+
+@contextlib.contextmanager
+def unchanged_on_error(*parts: object) -> Iterator[None]:
+    """Gives objects their attributes back if loading them fails.
+
+    Args:
+        *parts: The objects; loading has to replace what their attributes hold, not to change it.
+    """
+    before = [(part, dict(vars(part))) for part in parts]
+    try:
+        yield
+    except BaseException:
+        for part, attributes in before:
+            vars(part).update(attributes)
+        raise
 
 
 class State:

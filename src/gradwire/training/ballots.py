@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -187,25 +187,19 @@ class BallotBox:
             "vote": self._vote,
         }
 
-    def read(self, state: State) -> Callable[[], None]:
-        """Checks a saved state, and returns a function that restores it.
-
-        A vote that stands remains where the state has none.
+    def load_state_dict(self, state: State) -> None:
+        """Restores the values; a vote that stands remains where the state has none.
 
         Raises:
             ConfigError: The state is damaged.
         """
-        rates = state.numbers("rates", 0.0) if "rates" in state.values else []
-        epoch = state.whole("epoch", -1, LAST_EPOCH)
-        square = state.optional("applied_square", state.magnitude)  # NaN and infinity are possible
-        vote = self._read_vote(state)
-
-        def take() -> None:
-            self._vote = vote or self._vote
-            self._rates.reference = rates
-            self.epoch, self.applied_square = epoch, square
-
-        return take
+        self._rates = RateWatch()
+        if "rates" in state.values:
+            self._rates.reference = state.numbers("rates", 0.0)
+        self.epoch = state.whole("epoch", -1, LAST_EPOCH)
+        self.applied_square = state.optional("applied_square", state.magnitude)
+        self._vote = self._read_vote(state) or self._vote
+        self.flush = self.flush or ("flush" in state.values and state.flag("flush"))
 
     def _read_vote(self, state: State) -> Phase | None:
         if state.values.get("vote") is None:

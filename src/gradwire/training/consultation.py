@@ -10,7 +10,7 @@ pass may start before or after it, since attachments have no common order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -77,23 +77,16 @@ class Consultation:
         """Returns the sums since the detector last decided."""
         return {"layer_steps": self._layer_steps, "layer_squares": dict(self._layer_squares)}
 
-    def read(self, state: State) -> Callable[[], None]:
-        """Checks a saved state, and returns a function that restores it.
-
-        A state of an earlier version may lack the sums, which then start anew.
+    def load_state_dict(self, state: State) -> None:
+        """Restores the sums, which start anew where an earlier version saved none.
 
         Raises:
             ConfigError: The state is damaged.
         """
-        steps = state.whole("layer_steps") if "layer_steps" in state.values else 0
-        squares = {}
+        self._layer_steps = state.whole("layer_steps") if "layer_steps" in state.values else 0
+        self._layer_squares = {}
         if "layer_squares" in state.values:
-            squares = state.part("layer_squares").by_name()
-
-        def take() -> None:
-            self._layer_steps, self._layer_squares = steps, squares
-
-        return take
+            self._layer_squares = state.part("layer_squares").by_name()
 
     def layers_due(self, summary: Summary) -> list[str]:
         """Returns the layers whose norms the ranks agree on at the end of this step."""

@@ -9,7 +9,6 @@ it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -80,18 +79,9 @@ class StepGuard:
         """Returns the number of guarded steps in a row."""
         return {"guarded": self._acted}
 
-    def read(self, state: State) -> Callable[[], None]:
-        """Checks a saved state, which may lack the number, and returns a function that restores it.
-
-        Raises:
-            ConfigError: The state is damaged.
-        """
-        acted = state.whole("guarded") if "guarded" in state.values else 0
-
-        def take() -> None:
-            self._acted = acted
-
-        return take
+    def load_state_dict(self, state: State) -> None:
+        """Restores the number, which an earlier version did not save; raises ConfigError."""
+        self._acted = state.whole("guarded") if "guarded" in state.values else 0
 
     def judge(self, step: Judged, agreed: Summary, lost: float) -> Verdict:
         """Decides about a step, the same on all ranks.

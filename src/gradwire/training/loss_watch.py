@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 
 from gradwire.core.agreed import Summary
 from gradwire.core.callers import user_level
@@ -87,16 +86,8 @@ class LossWatch:
         """Returns everything that the next decision depends on."""
         return {"mean": self.mean, "losses": self.losses, "left": self.left}
 
-    def load_state_dict(self, state: object) -> None:
-        """Restores what `state_dict` returned; raises ConfigError, and then changes nothing."""
-        self.read(State(state, "state['losses']"))()
-
-    def read(self, state: State) -> Callable[[], None]:
-        """Checks a saved state, and returns a function that restores it; raises ConfigError."""
+    def load_state_dict(self, state: State) -> None:
+        """Restores what `state_dict` returned; raises ConfigError where the state is damaged."""
         state.keys(("mean", "losses", "left"))
-        read = state.number("mean"), state.whole("losses"), state.whole("left")
-
-        def take() -> None:
-            self.mean, self.losses, self.left = read
-
-        return take
+        self.mean = state.number("mean")
+        self.losses, self.left = state.whole("losses"), state.whole("left")

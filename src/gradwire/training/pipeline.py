@@ -34,7 +34,7 @@ from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.hashed import HashedTuple
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.core.report import ReportWriter, StepReport, build_report
-from gradwire.core.saved_state import State
+from gradwire.core.saved_state import State, unchanged_on_error
 from gradwire.core.settings import Settings
 from gradwire.exports.telemetry import Telemetry
 from gradwire.policies import PlanContext, Policy
@@ -297,8 +297,8 @@ class GradientPipeline:
     def _keep_decisive(self, kept: dict[str, object]) -> None:
         """Takes over what another rank's `_decisive_state` returned."""
         state = State(kept)
-        self._consultation.read(state)()
-        self._guard.read(state)()
+        self._consultation.load_state_dict(state)
+        self._guard.load_state_dict(state)
         self._keep_owing(state.flag("owing"))
 
     def load_state_dict(
@@ -345,28 +345,24 @@ class GradientPipeline:
         owing = "owing" in read.values and read.flag("owing")
         if owner is not None:
             read = _of_another(read, owner, owing)
-        takes = [
-            self._books.read(read, self._names.trained, strict=strict),
-            self._ballots.read(read),
-            self._consultation.read(read),
-            self._guard.read(read),
-        ]
         self._check_host(read)
-        flush = "flush" in read.values and read.flag("flush")
         losses = read.part("losses") if "losses" in read.values else State({})
-        if self._loss_watch is not None and losses.values:
-            takes.append(self._loss_watch.read(losses))
         phases = dict(read.part("phases").values)
         detector = phases.get("phases")
         if version == PRIVATE_KEYS and isinstance(detector, Mapping):
             phases["phases"] = {str(key).removeprefix("_"): detector[key] for key in detector}
-        self._try_phases(phases)
-        self.policy.load_state_dict(phases)
-        for take in takes:
-            take()
+        watch = () if self._loss_watch is None else (self._loss_watch,)
+        parts = self._ballots, self._consultation, self._guard, *watch, *self._books.parts
+        with unchanged_on_error(*parts):
+            self._books.load_state_dict(read, self._names.trained, strict=strict)
+            self._ballots.load_state_dict(read)
+            self._consultation.load_state_dict(read)
+            self._guard.load_state_dict(read)
+            for each in watch if losses.values else ():
+                each.load_state_dict(losses)
+            self._load_policy(phases)
         if scale != self._grad_scale:
             self._books.rescale(self._grad_scale / scale)
-        self._ballots.flush = self._ballots.flush or flush
         self._keep_owing(owing)
         self._step = step
 
@@ -388,13 +384,15 @@ class GradientPipeline:
                 value=saved,
             )
 
-    def _try_phases(self, phases: dict[str, Any]) -> None:
-        """Loads the policy's state into a copy first, for a policy may find an error late."""
+    def _load_policy(self, phases: dict[str, Any]) -> None:
+        """Restores the policy's state; an error, which it may find late, changes nothing."""
+        before = copy.deepcopy(vars(self.policy))
         try:
-            copy.deepcopy(self.policy).load_state_dict(copy.deepcopy(phases))
-        except ConfigError:
-            raise
+            self.policy.load_state_dict(phases)
         except Exception as error:
+            vars(self.policy).update(before)
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError.about(
                 f"state['phases'] does not fit policy {self.policy.name!r}",
                 f"{error!r}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,10 +285,16 @@ class Books:
             "magnitudes": _tensors(self._magnitudes),
         }
 
-    def read(
+    @property
+    def parts(self) -> list[object]:
+        """All that `load_state_dict` changes."""
+        books = self._residuals, self._velocities, self._ages, self._magnitudes
+        return [each for each in (*books, *self._earlier) if each is not None]
+
+    def load_state_dict(
         self, state: State, trained: Mapping[str, int] | None, *, strict: bool
-    ) -> Callable[[], None]:
-        """Checks a saved state, and returns a function that restores it.
+    ) -> None:
+        """Restores what `state_dict` returned.
 
         Args:
             state: The state.
@@ -296,9 +302,6 @@ class Books:
                 known.
             strict: Whether values of other parameters are an error; else they are dropped with a
                 warning.
-
-        Returns:
-            The function.
 
         Raises:
             ConfigError: The state is damaged, or does not fit the model or the settings.
@@ -309,7 +312,6 @@ class Books:
             "ages": self._ages,
             "magnitudes": self._magnitudes or MagnitudeBook(),
         }
-        takes: list[Callable[[], None]] = [each.clear for each in self._earlier]
         dropped: set[str] = set()
         for key, book in books.items():
             if key != "residuals" and key not in state.values:
@@ -344,7 +346,7 @@ class Books:
                     )
                 dropped.update(unknown)
                 arrays = {name: values for name, values in arrays.items() if name in trained}
-            takes.append(book.read(arrays))
+            book.load_state_dict(arrays)
             if trained is not None:
                 _check_sizes(state.at(key), key, arrays, trained)
         if dropped:
@@ -354,12 +356,8 @@ class Books:
                 RuntimeWarning,
                 stacklevel=user_level(),
             )
-
-        def take() -> None:
-            for each in takes:
-                each()
-
-        return take
+        for each in self._earlier:
+            each.clear()
 
 
 def _tensors(book: FlatBook | ChunkBook | None) -> dict[str, torch.Tensor]:

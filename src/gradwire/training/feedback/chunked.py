@@ -7,7 +7,7 @@ chunks that then hold the same elements, and saved by parameter.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,12 +73,8 @@ class ChunkBook:
         """Replaces the values by those that `state_dict` returned.
 
         Raises:
-            ConfigError: Shapes or values are not allowed; nothing is changed then.
+            ConfigError: Shapes or values are not allowed.
         """
-        self.read(state)()
-
-    def read(self, state: Mapping[str, Values]) -> Callable[[], None]:
-        """Checks a saved state, and returns a function that restores it; raises ConfigError."""
         loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, Values]] = {}
         for name, each in state.items():
             runs = np.asarray(each)
@@ -100,13 +96,9 @@ class ChunkBook:
             grid = ChunkGrid(offsets, lengths.astype(np.uint32), none, none)
             slot = TensorSlot(name, 0, int(lengths.sum()))
             loaded[(slot,)] = (grid, runs[:, 1].astype(self.dtype))
-
-        def take() -> None:
-            with self._mutex:
-                self._kept = loaded
-                self._known = {slot.key for slots in loaded for slot in slots}
-
-        return take
+        with self._mutex:
+            self._kept = loaded
+            self._known = {slot.key for slots in loaded for slot in slots}
 
     def _open(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> Values:
         """Returns a bucket's values, which may be changed; the mutex must be held."""

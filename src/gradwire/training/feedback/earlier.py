@@ -62,5 +62,4 @@ class Earlier:
 
     def clear(self) -> None:
         """Drops all values."""
-        self._copies.clear()
-        self._kept.clear()
+        self._copies, self._kept = FlatBook(), set()

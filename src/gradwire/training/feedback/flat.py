@@ -6,7 +6,7 @@ array, so that adding and clearing are single passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -53,22 +53,17 @@ class FlatBook:
 
     def clear(self) -> None:
         """Drops all values."""
-        self._by_name.clear()
-        self._flat.clear()
+        self._by_name, self._flat = {}, {}
 
     def state_dict(self) -> dict[str, FlatArray]:
         """Returns a copy of the values by parameter name."""
         return {name: values.copy() for name, values in self._by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError, and then changes nothing."""
-        self.read(state)()
-
-    def read(self, state: Mapping[str, FlatArray]) -> Callable[[], None]:
-        """Checks values (finite floats, 1-D, by name), and returns a function that restores them.
+        """Restores what `state_dict` returned.
 
         Raises:
-            ConfigError: Shapes, types or values are not allowed.
+            ConfigError: Values are no finite floats, or not in one dimension.
         """
         read: dict[str, FlatArray] = {}
         for name, values in state.items():
@@ -90,12 +85,8 @@ class FlatBook:
                     setting=f"{self.kind} of parameter {name!r}",
                     value=array.shape,
                 )
-
-        def take() -> None:
-            self.clear()
-            self._by_name.update(read)
-
-        return take
+        self.clear()
+        self._by_name = read
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
         """Returns the flat array of a bucket; gathers a new one from its parameters.

@@ -99,7 +99,7 @@ class ResidualBook(FlatBook):
         """Drops all values."""
         super().clear()
         with self._mutex:
-            self._clean.clear()
+            self._clean = set()
 
     def add_to(self, slots: tuple[TensorSlot, ...], bucket: FlatArray) -> None:
         """Adds the residuals to a bucket (float32, flat), and keeps what is now sent."""
