@@ -110,7 +110,7 @@ class Leader(SharingPipeline):
 
     def handed_elsewhere(self, ranks: Collection[int]) -> list[str]:
         """Returns which of some ranks have handed over a bucket that this one has not begun."""
-        there = list(self._ready_rows.items())
+        there = list(self._ready_rows.items()) if self._stopped is None else []
         places = {place for number, rows in there if number >= self._next_number for place in rows}
         known = sorted(self._seat.ranks[place] for place in places)
         return [f"rank {rank} in {self._module}" for rank in known if rank in ranks]
