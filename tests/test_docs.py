@@ -123,7 +123,6 @@ def accepted(kind: type, name: str, value: object) -> bool:
         {},
         {"route": "server"},
         {"control": "probe"},
-        {"drop_rate": 0.5},
         {"p_low": 0.0},
         {"p_high": value},
     ]

@@ -84,7 +84,6 @@ SECTIONS = {
         "seed",
     ),
     "The report, and other tools": ("report", "export"),
-    "Losses made for tests": ("drop_rate", "drop_burst", "drop_seed"),
 }
 """The settings of every policy, by the section of the page that has them."""
 

@@ -20,7 +20,6 @@ from typing import Literal
 
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.loss_runs import runs_possible, shortest_run
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
 __all__ = [
@@ -64,7 +63,6 @@ ALLOWED_EXPORTS = (
     "with write(record) and close(); several in a list, or in one text with commas"
 )
 LARGEST_RISE = 1e6
-LONGEST_RUN = 1e9
 
 LONGEST_S = 10 * 365 * 86_400.0
 """The longest time that a setting may name: ten years, which fit 64 bits of nanoseconds."""
@@ -82,9 +80,6 @@ OF_ENGINES = (
     "datagram",
     "peer_timeout",
     "memory_limit",
-    "drop_rate",
-    "drop_burst",
-    "drop_seed",
     "dscp",
     "ecn",
 )
@@ -152,11 +147,6 @@ class Settings:
             "opentelemetry", several of them with commas or in a list, an object with write(record)
             and close(), or None.
         on_failure: What a failed transfer does; "raise" is the only choice. Allowed: "raise".
-        drop_rate: Share of packets that the receive path drops, for tests and demonstrations. Unit:
-            share of the packets. Allowed: [0, 1).
-        drop_burst: Mean length of a run of dropped packets: 1 for independent losses, else at least
-            drop_rate / (1 - drop_rate). Unit: packets. Allowed: [1, 1000000000].
-        drop_seed: Seed of the dropped packets. Allowed: [0, 2**64).
         dscp: DSCP of gradwire's datagrams where the plan gives none (RFC 2474). Allowed: [0, 63].
         ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
             that does not carry ECT is detected, and goes without in any case. Allowed: True or
@@ -189,9 +179,6 @@ class Settings:
     report: str | os.PathLike[str] | None = None
     export: EXPORT = None
     on_failure: str = "raise"
-    drop_rate: float = 0.0
-    drop_burst: float = 1.0
-    drop_seed: int = 0
     dscp: int = 0
     ecn: bool = True
     min_bytes: int = 1 << 16
@@ -265,24 +252,11 @@ class Settings:
         _whole("strict_steps", self.strict_steps, 1, 1 << 31)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         check_choice("on_failure", self.on_failure, ("raise",))
-        if not is_number(self.drop_rate) or not 0.0 <= self.drop_rate < 1.0:
-            raise ConfigError.of("drop_rate", self.drop_rate, "a share of packets in [0, 1)")
-        if not is_number(self.drop_burst) or not 1.0 <= self.drop_burst <= LONGEST_RUN:
-            raise ConfigError.of("drop_burst", self.drop_burst, f"packets, 1 to {LONGEST_RUN:g}")
-        if self.drop_burst > 1.0 and not runs_possible(self.drop_rate, self.drop_burst):
-            raise ConfigError.of(
-                "drop_burst",
-                self.drop_burst,
-                f"runs of {shortest_run(self.drop_rate):.3g} packets (drop_rate / (1 - "
-                "drop_rate)) and more are allowed; 1 for independent losses",
-                beside=f"with drop_rate={self.drop_rate!r}",
-            )
         if isinstance(self.report, os.PathLike):
             object.__setattr__(self, "report", os.fspath(self.report))
         if self.report is not None and not (isinstance(self.report, str) and self.report):
             raise ConfigError.of("report", self.report, "the name of a file, or None")
         object.__setattr__(self, "export", _exports(self.export))
-        _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
         _whole("dscp", self.dscp, 0, 63)
         if not isinstance(self.ecn, bool):
             raise ConfigError.of("ecn", self.ecn, "allowed are True, False")

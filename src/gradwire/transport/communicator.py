@@ -476,6 +476,9 @@ class Communicator(Connected):
             rate: Share of packets that are dropped, in [0, 1).
             burst: Mean length of a run of dropped packets; 1 for independent losses.
             seed: Seed of the losses.
+
+        Raises:
+            ValueError: A value is not allowed, or no run is so short at that rate.
         """
         if self.engine is not None:
             self.engine.set_drop(rate, burst, seed)

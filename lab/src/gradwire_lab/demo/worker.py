@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from gradwire_lab.contest.rank_program import Commands, obey
@@ -36,13 +35,12 @@ class Worker(TrainingRank[Trainee]):
         scenario = Scenario.from_json(config["scenario"])
         super().__init__(config, scenario.ranks, _GROUP_SECONDS, tell)
         text = load()
-        drops = {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst}
         for entry in scenario.entries:
-            each = replace(entry, options={**drops, **entry.options}) if config["lossy"] else entry
             try:
-                self.trainees[entry.name] = Trainee(
-                    each, scenario, text, self.rank, self.start_line
-                )
+                trainee = Trainee(entry, scenario, text, self.rank, self.start_line)
+                if config["lossy"]:
+                    trainee.lose(scenario.drop_rate, scenario.drop_burst)
+                self.trainees[entry.name] = trainee
             except Exception as error:
                 raise RuntimeError(f"{entry.label}: {error}") from error
         self.facts = {

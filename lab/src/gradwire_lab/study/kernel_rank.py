@@ -54,10 +54,12 @@ class Worker:
             optimizer=self._optimizer,
             datagram=DATAGRAM,
             seed=shuffle_of(cell, config["part"]),
-            drop_rate=config["drop_rate"],
-            drop_burst=config["drop_burst"],
-            drop_seed=1000 * cell.seed + 10 * config["part"] + self._rank,
             **options,
+        )
+        self._attachment.communicator.set_drop(
+            config["drop_rate"],
+            config["drop_burst"],
+            1000 * cell.seed + 10 * config["part"] + self._rank,
         )
 
     def train(self) -> Message:

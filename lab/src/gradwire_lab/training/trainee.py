@@ -116,6 +116,11 @@ class Trainee:
             self._ddp, policy=entry.policy, optimizer=self.optimizer, **entry.options
         )
 
+    def lose(self, rate: float, run: float) -> None:
+        """Drop a share of what arrives, in runs of a mean length; a process group loses nothing."""
+        if self._attachment is not None:
+            self._attachment.communicator.set_drop(rate, run)
+
     def _hook(self) -> tuple[Any, Callable[..., Any]]:
         """Return the state and the communication hook of a contestant on a process group."""
         return None, TORCH_HOOKS[self._entry.hook]
