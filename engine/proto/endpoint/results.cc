@@ -105,7 +105,8 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now, uint16_t by) {
   pass_on(op, now);
   fold(op, now);
   const bool lossy = op.spec.plan.pull == Pull::lossy;
-  if (part.sum.all_final() && op.waits.pushed.value == 0) op.waits.pushed = {by, now - op.started};
+  if (part.sum.all_final() && !part.close_sent && op.waits.pushed.value == 0)
+    op.waits.pushed = {by, now - op.started};
   if (!part.sum.all_final() || (lossy && !part.sum.all_opened())) return;
   if (!part.close_sent) {
     part.close_sent = true;
