@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import gradwire
+import report_files
+from gradwire import cli
 from gradwire.training.pipeline import STATE_VERSION
 from gradwire.transport.native import load_engine
 
@@ -107,16 +108,18 @@ def test_the_options_that_the_tutorial_gives_to_the_example_exist(
         parsers[0].parse_args(options.split())
 
 
-def test_the_snippet_of_the_tutorial_reads_a_report(tmp_path: Path) -> None:
-    keys = {"exposed_s": 0.002, "delivered": 1.0, "retransmissions": 1}
-    assert {*keys} <= {*gradwire.StepReport.__dataclass_fields__}
-    report = "".join(json.dumps(keys | {"exposed_s": 0.001 * s}) + "\n" for s in range(23))
-    (tmp_path / "steps.jsonl").write_text(report)
-    (code, *_) = re.findall(r"^```python\n(import json.*?)^```", TUTORIAL.read_text(), re.M | re.S)
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "21.0 ms in the median, 22.0 ms at most" in done.stdout
-    assert "sent again 3 packets" in done.stdout
+def test_the_commands_of_the_tutorial_read_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("steps.jsonl", "reliable.jsonl"):
+        report_files.write(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    page = typed(TUTORIAL.read_text())
+    commands = [line for line in page if re.match(r"gradwire (report|diff|why) ", line)]
+    assert len(commands) == 3
+    for words in commands:
+        done = CliRunner().invoke(cli.app, words.split()[1:])
+        assert done.exit_code == 0, done.output
 
 
 # ---------------------------------------------------------------------------- versions

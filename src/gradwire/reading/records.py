@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +201,7 @@ def _timed(records: Iterable[Record], missing: list[str]) -> Iterator[Record]:
             starts += 1
         period = record.number("period_s", 0.0)
         if before is not None and record.step == before.step + 1 and period > 0:
-            timed = Record(
-                before.step, before.values, before.names, before.delivered, before.bounds, period
-            )
-            kept[before.step] = timed
+            kept[before.step] = replace(before, took_s=period)
         kept[record.step] = before = record
     if lacking:
         missing.append(

@@ -100,54 +100,34 @@ class Summary:
 
     def lines(self) -> list[tuple[str, str]]:
         """Returns it for people: what each line is about, and the line."""
-        median, p90, p99, longest = self.step_s
         ranks = f"rank {self.rank} of {self.workers}" if self.workers else f"rank {self.rank}"
         phases = ", ".join(f"{number:,} {phase}" for phase, number in self.phases.items())
+        median, p90, p99, longest = map(seconds, self.step_s)
         lines = [
             ("run", f"{count(self.steps, 'step')} of {ranks}, {', '.join(self.policies)}"),
             *(("not there", text) for text in self.missing),
-            (
-                "a step",
-                f"{seconds(median)} (median), 90 % within {seconds(p90)}, 99 % within "
-                f"{seconds(p99)}, the longest {seconds(longest)}",
-            ),
-            (
-                "waiting",
-                f"{seconds(self.waited_s)} a step (median), {share(self.waited)} of all time",
-            ),
+            ("a step", f"{median} (median); 90 % in {p90}, 99 % in {p99}, the longest {longest}"),
+            ("waiting", f"{seconds(self.waited_s)} (median), {share(self.waited)} of all time"),
             ("phases", phases),
             (
                 "lost",
-                f"{share(self.lost)} of this rank's elements, in {share(self.losing)} of its steps",
+                f"{share(self.lost)} of this rank's elements, in {share(self.losing)} of steps",
             ),
         ]
-        most = [layer for layer in self.layers if layer.lost > 0][:5]
-        lines += [
-            ("lost where", f"{layer.name}: {share(layer.lost)}, of {share(layer.bound)} allowed")
-            for layer in most
-        ]
-        guards = "".join(f", {number:,} {guard}" for guard, number in self.guards.items())
-        lines.append(
-            (
-                "cost",
-                f"{share(self.resent)} of the packets sent again; "
-                f"{count(self.exceeded, 'step')} beyond a bound{guards}",
-            )
-        )
+        for layer in [layer for layer in self.layers if layer.lost > 0][:5]:
+            text = f"{layer.name}: {share(layer.lost)}, of {share(layer.bound)} allowed"
+            lines.append(("lost where", text))
+        cost = f"{share(self.resent)} of the packets sent again"
+        cost += f"; {count(self.exceeded, 'step')} beyond a bound"
+        cost += "".join(f", {number:,} {guard}" for guard, number in self.guards.items())
+        lines.append(("cost", cost))
         if not math.isnan(self.bytes_s):
-            lines.append(
-                (
-                    "bytes alone",
-                    f"{seconds(self.bytes_s)} a step is an estimate of what they would take at the "
-                    f"recorded rate, encoded to {share(self.encoded)} of float32",
-                )
-            )
+            text = f"{seconds(self.bytes_s)} a step, an estimate from the rate that was recorded"
+            lines.append(("bytes alone", f"{text}; {share(self.encoded)} of float32's bytes"))
         if not math.isnan(self.loss):
             lines.append(("training loss", f"{self.loss:.4g} at the end"))
-        lines += [
-            ("slowest", f"step {each.step} ({seconds(each.took_s)}): {each.short}")
-            for each in self.slowest[:5]
-        ]
+        for each in self.slowest[:5]:
+            lines.append(("slowest", f"step {each.step} ({seconds(each.took_s)}): {each.short}"))
         if not self.slowest:
             lines.append(("slowest", "no step took much longer than those around it"))
         return lines + [("to try", text) for text in self.advice]
