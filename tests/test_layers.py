@@ -44,7 +44,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "command": ("run", "report", "scenario", "contest", "network"),
         "demo": ("report", "training", "contest", "network"),
         "study": ("run", "training", "contest", "network"),
-        "bench": ("study", "report", "contest", "network", "training"),
+        "bench": ("study", "demo", "report", "contest", "network", "training"),
         "": (),
     },
 }

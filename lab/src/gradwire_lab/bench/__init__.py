@@ -18,6 +18,7 @@ from gradwire_lab.bench.fsdp import run_fsdp
 from gradwire_lab.bench.host_ranks import run_host_ranks
 from gradwire_lab.bench.net import run_case
 from gradwire_lab.bench.networks_command import networks
+from gradwire_lab.bench.page_command import page
 from gradwire_lab.bench.replicas import run_replicas
 from gradwire_lab.bench.start import NETWORKS as STARTS
 from gradwire_lab.bench.start import run_start
@@ -29,6 +30,7 @@ from gradwire_lab.study.command import accuracy
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(accuracy)
 app.command()(networks)
+app.command()(page)
 app.command()(wires)
 app.command()(transport)
 

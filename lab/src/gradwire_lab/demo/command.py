@@ -87,7 +87,7 @@ def demo(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
-        document = _run(scenarios, progress)
+        document = run_cases(scenarios, progress, shlex.join(["gradwire", *sys.argv[1:]]))
     except KeyboardInterrupt:
         progress.print("interrupted: nothing is left behind")
         raise typer.Exit(_INTERRUPTED) from None
@@ -108,7 +108,14 @@ def _check(option: str, given: list[str], known: tuple[str, ...]) -> None:
             raise typer.BadParameter(why, param_hint=option)
 
 
-def _run(scenarios: Sequence[Scenario], console: Console) -> dict[str, Any]:
+def run_cases(scenarios: Sequence[Scenario], console: Console, command: str) -> dict[str, Any]:
+    """Run the cases of a demo one after another, and return its JSON.
+
+    Args:
+        scenarios: a scenario for each case; the second one is that of hosts far from each other.
+        console: shows the progress.
+        command: what was typed.
+    """
     from gradwire_lab.demo.audience import Bars
     from gradwire_lab.demo.course import Outcome, run
     from gradwire_lab.demo.ground import why_not
@@ -123,7 +130,7 @@ def _run(scenarios: Sequence[Scenario], console: Console) -> dict[str, Any]:
                 break
         with Bars(console, scenario) as bars:
             outcomes.append(run(scenario, bars))
-    return document(outcomes[0], shlex.join(["gradwire", *sys.argv[1:]]), *outcomes[1:])
+    return document(outcomes[0], command, *outcomes[1:])
 
 
 def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.figure import Figure
 
 from gradwire_lab.demo.plots import COLOURS
 from gradwire_lab.demo.words import Document, milliseconds
-from gradwire_lab.report.drawing import STYLE, figure_of, svg
+from gradwire_lab.report.drawing import figure_of, write_forms
 from gradwire_lab.report.words import share
 
 __all__ = ["QUOTED", "quoted", "write_figure"]
 
 QUOTED = ("timed_steps", "comm_median_s", "comm_p90_s", "comm_max_s", "steps_per_s", "peer")
 """What documents quote of each contestant."""
-_INK = {"light": "#1f2328", "dark": "#e6edf3"}
-_SOFT = {"light": "#59636e", "dark": "#9198a1"}
 
 
 def write_figure(document: Document, path: Path) -> list[Path]:
@@ -34,11 +33,9 @@ def write_figure(document: Document, path: Path) -> list[Path]:
     Returns:
         The files written.
     """
-    dark, figures = path.with_stem(f"{path.stem}-dark"), path.with_suffix(".json")
-    path.write_text(_draw(document, "light") + "\n", encoding="utf-8")
-    dark.write_text(_draw(document, "dark") + "\n", encoding="utf-8")
+    figures = path.with_suffix(".json")
     figures.write_text(json.dumps(quoted(document), indent=1) + "\n", encoding="utf-8")
-    return [path, dark, figures]
+    return [*write_forms(path, lambda: _draw(document)), figures]
 
 
 def quoted(document: Document) -> dict[str, Any]:
@@ -62,11 +59,10 @@ def quoted(document: Document) -> dict[str, Any]:
     }
 
 
-def _draw(document: Document, form: str) -> str:
-    ink, soft = _INK[form], _SOFT[form]
-    style = {"text.color": ink, "xtick.color": soft, "ytick.color": ink, "grid.color": soft}
+def _draw(document: Document) -> Figure:
+    ink, soft = (matplotlib.rcParams[name] for name in ("text.color", "xtick.color"))
     entries = list(document["contestants"])
-    with matplotlib.rc_context({**STYLE, **style, "axes.grid.axis": "x", "grid.alpha": 0.3}):
+    with matplotlib.rc_context({"axes.grid.axis": "x", "ytick.color": ink}):
         figure, axes = figure_of(7.5, 0.6 + 0.42 * len(entries))
         for row, entry in enumerate(reversed(entries)):
             median, tail, longest = (
@@ -97,7 +93,7 @@ def _draw(document: Document, form: str) -> str:
             "milliseconds that a step waits for its gradients: median · 90th percentile · longest"
         )
         axes.set_title(f"{title}\n{_where(document)}, {steps} steps each", loc="left", fontsize=9)
-        return svg(figure)
+        return figure
 
 
 def _where(document: Document) -> str:

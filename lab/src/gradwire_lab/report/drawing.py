@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -31,6 +32,7 @@ __all__ = [
     "plain",
     "smooth",
     "svg",
+    "write_forms",
 ]
 
 BURST = "#c9a227"
@@ -52,6 +54,10 @@ STYLE = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
+
+
+_INK = {"light": "#1f2328", "dark": "#e6edf3"}
+_SOFT = {"light": "#59636e", "dark": "#9198a1"}
 
 
 def plain(value: float, position: float) -> str:
@@ -139,3 +145,24 @@ def svg(figure: Figure) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
+
+
+def write_forms(path: Path, draw: Callable[[], Figure]) -> list[Path]:
+    """Write a figure for light and for dark pages, which differ by text and lines alone.
+
+    Args:
+        path: an SVG file; "-dark" is added to the name of the dark form.
+        draw: makes the figure in the style that is set while it runs.
+
+    Returns:
+        The files written.
+    """
+    written = []
+    for form, target in (("light", path), ("dark", path.with_stem(f"{path.stem}-dark"))):
+        ink, soft = _INK[form], _SOFT[form]
+        style: dict[str, Any] = dict.fromkeys(("text.color", "axes.labelcolor"), ink)
+        style |= dict.fromkeys(("xtick.color", "ytick.color", "grid.color", "axes.edgecolor"), soft)
+        with matplotlib.rc_context({**STYLE, **style, "grid.alpha": 0.3}):
+            target.write_text(svg(draw()) + "\n", encoding="utf-8")
+        written.append(target)
+    return written

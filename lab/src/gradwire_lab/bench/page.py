@@ -1,0 +1,137 @@
+"""The page of benchmarks is written from the figures beside its pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from gradwire_lab.bench.where import tcp_seconds
+
+__all__ = ["NAME", "render", "write_page"]
+
+NAME = "benchmarks.md"
+TITLES = {
+    "step-times": "[while the network bursts](#while-the-network-bursts)",
+    "far-times": "[hosts far from each other](#hosts-far-from-each-other)",
+    "where-it-pays": "[where it pays](#where-it-pays)",
+    "racks": "[queues of a rack](#queues-of-a-rack)",
+    "sizes": "[quiet networks, by size](#quiet-networks-by-size)",
+}
+_QUIET_S = 0.001
+_PARAMETERS = 2_150_000
+"""Of the demo's model; each moves as two bytes in half precision."""
+_ENOUGH_S = 1e-3
+"""A queue of this much of the port's rate is enough."""
+
+Figures = Mapping[str, Any]
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page beside its pictures."""
+    path = folder / NAME
+    path.write_text(render(folder), encoding="utf-8")
+    return path
+
+
+def render(folder: Path) -> str:
+    """Return the page that belongs to the figures in a folder.
+
+    Raises:
+        FileNotFoundError: the figures of a picture are not there.
+    """
+    known = {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in TITLES
+    }
+    template = Path(__file__).with_name("benchmarks.md.j2").read_text(encoding="utf-8")
+    machine = known["step-times"]["machine"]
+    drawn = [
+        {"title": TITLES[name], "date": each["date"][:10], "command": each["command"]}
+        for name, each in known.items()
+    ]
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template).render(
+        drawn=drawn,
+        cores=machine["cores"],
+        cpu=machine["cpu"],
+        bursts=_bursts(known["step-times"]),
+        far=_far(known["far-times"]),
+        map=_map(known["where-it-pays"]["cells"]),
+        racks=_racks(known["racks"]["cells"]),
+        sizes=_sizes(known["sizes"]),
+    )
+
+
+def _bursts(figures: Figures) -> dict[str, str]:
+    ours, theirs = (figures["contestants"][name] for name in ("adaptive", "gloo-fp16"))
+    return {
+        "steps": ours["timed_steps"],
+        "ratio": f"{ours['speed_over_peer']:.2f}",
+        "ours": f"{1000 * ours['comm_max_s']:.0f}",
+        "theirs": f"{1000 * theirs['comm_max_s']:.0f}",
+    }
+
+
+def _far(figures: Figures) -> dict[str, str]:
+    ours, theirs = (figures["contestants"][name] for name in ("adaptive", "gloo-fp16"))
+    trip, loss = figures["round_trip_s"], figures["loss"]
+    return {
+        "trip": f"{1000 * trip:g}",
+        "loss": f"{100 * loss:g}",
+        "steps": ours["timed_steps"],
+        "ratio": f"{ours['steps_per_s'] / theirs['steps_per_s']:.1f}",
+        "estimate": f"{tcp_seconds(2 * _PARAMETERS, trip, loss):.1f}",
+        "measured": f"{theirs['comm_median_s']:.1f}",
+    }
+
+
+def _map(cells: Sequence[Figures]) -> dict[str, str]:
+    quiet = [
+        cell["times_as_fast"]
+        for cell in cells
+        if cell["loss"] == 0 and cell["round_trip_s"] <= _QUIET_S
+    ]
+    trips = [
+        cell["times_as_fast"]
+        for cell in cells
+        if cell["loss"] == 0 and cell["round_trip_s"] > _QUIET_S
+    ]
+    (middle,) = (
+        cell["times_as_fast"]
+        for cell in cells
+        if (cell["bytes"], cell["round_trip_s"], cell["loss"]) == (1 << 20, 0.01, 0.01)
+    )
+    return {
+        "quiet_low": f"{min(quiet):.2f}",
+        "quiet_high": f"{max(quiet):.2f}",
+        "trips_low": f"{min(trips):.1f}",
+        "trips_high": f"{max(trips):.1f}",
+        "middle": f"{middle:.0f}",
+    }
+
+
+def _racks(cells: Sequence[Figures]) -> dict[str, str]:
+    long = [cell for cell in cells if 8 * cell["queue"] >= _ENOUGH_S * cell["rate_bps"]]
+    return {
+        "enough_ms": f"{1000 * _ENOUGH_S:g}",
+        "worst": f"{max(cell['time'] for cell in long):.2f}",
+        "drops": f"{100 * max(cell['drops'] for cell in long):.1f}",
+    }
+
+
+def _sizes(figures: Figures) -> dict[str, str]:
+    rows = [row for row in figures["rows"] if row["ranks"] == 4]
+    small = [row["exact"] for row in rows if row["kib"] <= 256]
+    large = [row["exact"] for row in rows if row["kib"] >= 4096]
+    return {
+        "command": figures["command"],
+        "measured": figures["measured"],
+        "commit": figures["commit"],
+        "small_low": f"{min(small):.2f}",
+        "small_high": f"{max(small):.2f}",
+        "large_low": f"{min(large):.2f}",
+        "large_high": f"{max(large):.2f}",
+    }

@@ -1,0 +1,210 @@
+"""The pictures of the page of benchmarks, each with its figures beside it as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from gradwire_lab.bench.networks import Cell, grid, run_networks
+from gradwire_lab.bench.where import LOSSES, ROUND_TRIPS, SIZES, run_map
+from gradwire_lab.contest.measure import environment
+from gradwire_lab.report.drawing import legend, line, logarithmic, write_forms
+
+__all__ = ["PARTS", "read_sizes"]
+
+DIARY = "measurements.md"
+_COLOURS = ("#d1603d", "#3b78b5", "#2a9d76", "#8a5a9e")
+_QUICKEST = 64.0
+"""What is this many times as fast has the colour of everything beyond."""
+
+Progress = Callable[[str], None]
+
+
+def where(folder: Path, command: str, jobs: int, progress: Progress) -> list[Path]:
+    """Draw where exact sums pay, by loss, round trip and size."""
+    cells = run_map(jobs, progress)
+    return _write(folder / "where-it-pays.svg", command, {"cells": cells}, lambda: _map(cells))
+
+
+def racks(folder: Path, command: str, jobs: int, progress: Progress) -> list[Path]:
+    """Draw time and own drops of racks by the queue of their ports."""
+    cells = list(grid(rates=(1, 10), ranks=(4, 8)))
+    fast = [cell for cell in cells if cell.uplink and cell.uplink.rate > cell.link.rate]
+    rows = run_networks(fast, 3, jobs, progress)
+    found = [_rack(cell, row) for cell, row in zip(fast, rows, strict=True)]
+    return _write(folder / "racks.svg", command, {"cells": found}, lambda: _racks(found))
+
+
+def sizes(folder: Path, command: str, jobs: int, progress: Progress) -> list[Path]:
+    """Draw the transports alone by size, from the table of the diary."""
+    table = read_sizes((folder / DIARY).read_text(encoding="utf-8"))
+    path = folder / "sizes.svg"
+    return _write(path, table.pop("command"), table, lambda: _sizes(table["rows"]))
+
+
+PARTS: Mapping[str, Callable[[Path, str, int, Progress], list[Path]]] = {
+    "where": where,
+    "racks": racks,
+    "sizes": sizes,
+}
+"""The pictures that this module draws, by the name of their part."""
+
+
+def _write(
+    path: Path, command: str, found: Mapping[str, Any], draw: Callable[[], Figure]
+) -> list[Path]:
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    values = {"date": now, "command": command, "machine": environment(), **found}
+    figures = path.with_suffix(".json")
+    figures.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    return [*write_forms(path, draw), figures]
+
+
+# ---------------------------------------------------------------------------- where it pays
+
+
+def _map(cells: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = Figure(figsize=(9.6, 3.5), layout="constrained")
+    colours = matplotlib.colormaps["BrBG"]
+    norm = TwoSlopeNorm(0.0, -2.0, math.log2(_QUICKEST))
+    with matplotlib.rc_context({"axes.grid": False}):
+        for number, size in enumerate(SIZES):
+            axes = figure.add_subplot(1, len(SIZES), number + 1)
+            for cell in (each for each in cells if each["bytes"] == size):
+                column = LOSSES.index(cell["loss"])
+                row = ROUND_TRIPS.index(cell["round_trip_s"])
+                ratio = cell["times_as_fast"]
+                level = -2.0 if ratio is None else math.log2(ratio)
+                colour = colours(norm(min(max(level, -2.0), math.log2(_QUICKEST))))
+                box = matplotlib.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, color=colour)
+                axes.add_patch(box)
+                dark = sum(colour[:3]) < 1.5
+                axes.text(
+                    column,
+                    row,
+                    "–" if ratio is None else f"{ratio:.2g}" if ratio < 100 else f"{ratio:.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white" if dark else "#1f2328",
+                )
+            axes.set_xlim(-0.5, len(LOSSES) - 0.5)
+            axes.set_ylim(-0.5, len(ROUND_TRIPS) - 0.5)
+            axes.set_xticks(range(len(LOSSES)), [f"{100 * loss:g} %" for loss in LOSSES])
+            trips = [f"{1000 * trip:g} ms" for trip in ROUND_TRIPS] if number == 0 else []
+            axes.set_yticks(range(len(ROUND_TRIPS)) if number == 0 else [], trips)
+            axes.tick_params(length=0)
+            axes.spines[["left", "bottom"]].set_visible(False)
+            axes.set_xlabel("loss of the path")
+            if number == 0:
+                axes.set_ylabel("round trip")
+            axes.set_title(_size(size), loc="left", fontsize=9)
+    return figure
+
+
+def _size(size: int) -> str:
+    return f"{size >> 20} MiB a rank" if size >= 1 << 20 else f"{size >> 10} KiB a rank"
+
+
+# ---------------------------------------------------------------------------- racks
+
+
+def _rack(cell: Cell, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one network of a rack, with what it took; None where it failed."""
+    return {
+        "rate_bps": 8 * cell.link.rate,
+        "ranks": cell.ranks,
+        "queue": cell.link.queue,
+        "time": row.get("time"),
+        "drops": row.get("drops"),
+    }
+
+
+def _racks(found: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    kinds = sorted({(each["rate_bps"], each["ranks"]) for each in found})
+    words = (("time", "time over the header ideal", 0.95), ("drops", "own packets dropped, %", 0.0))
+    handles = [
+        line(f"{rate / 1e9:g} Gbit/s, {ranks} hosts", _COLOURS[place])
+        for place, (rate, ranks) in enumerate(kinds)
+    ]
+    for number, (key, label, base) in enumerate(words):
+        axes = figure.add_subplot(1, 2, number + 1)
+        for place, kind in enumerate(kinds):
+            points = [
+                (each["queue"] / 1024, each[key] * (100 if key == "drops" else 1))
+                for each in found
+                if (each["rate_bps"], each["ranks"]) == kind and each[key] is not None
+            ]
+            axes.plot(*zip(*points, strict=True), color=_COLOURS[place], marker=".")
+        logarithmic(axes, "x")
+        axes.set(xlabel="queue of a port, KiB", ylabel=label)
+        axes.set_ylim(bottom=base)
+        if number == 0:
+            legend(axes, handles, 2)
+    return figure
+
+
+# ---------------------------------------------------------------------------- sizes
+
+
+def read_sizes(diary: str) -> dict[str, Any]:
+    """Read the table of `gradwire bench transport --quick` out of the diary.
+
+    Returns:
+        ``command``, ``measured`` (the day), ``commit``, and ``rows``, each with network, ranks,
+        size in KiB, and Gloo's time over that of exact sums and of sums in int8.
+    """
+    _, _, rest = diary.partition("\n## The transports alone\n")
+    said = re.search(r"`(gradwire bench [^`]+)`, alone[^(]*\((\S+), (\w+);", rest)
+    table = re.search(r"^\| network, ranks \|.*\n\|[-| ]+\n((?:\|.*\n)+)", rest, re.M)
+    if said is None or table is None:
+        raise ValueError("the diary has no table of `gradwire bench transport --quick`")
+    rows, ground = [], ""
+    for text in table[1].splitlines():
+        cells = [cell.strip() for cell in text.split("|")[1:-1]]
+        ground = cells[0] or ground
+        network, ranks = ground.rsplit(", ", 1)
+        number, unit = cells[1].split()
+        rows.append(
+            {
+                "network": network,
+                "ranks": int(ranks),
+                "kib": int(number) * (1024 if unit == "MiB" else 1),
+                "exact": float(cells[2]),
+                "int8": float(cells[4]),
+            }
+        )
+    return {"command": said[1], "measured": said[2], "commit": said[3], "rows": rows}
+
+
+def _sizes(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    handles: list[Line2D] = [line(name, _COLOURS[place]) for place, name in enumerate(networks)]
+    for number, (key, title) in enumerate((("exact", "exact sums"), ("int8", "int8"))):
+        axes = figure.add_subplot(1, 2, number + 1)
+        axes.axhline(1.0, color=matplotlib.rcParams["xtick.color"], linewidth=0.8)
+        for place, name in enumerate(networks):
+            points = [
+                (row["kib"], row[key])
+                for row in rows
+                if row["network"] == name and row["ranks"] == 4
+            ]
+            axes.plot(*zip(*points, strict=True), color=_COLOURS[place], marker=".")
+        logarithmic(axes, "x")
+        axes.set(xlabel="KiB of each rank's buffer, 4 ranks", ylabel=f"{title}: × Gloo's speed")
+        axes.set_ylim(bottom=0)
+        if number == 0:
+            legend(axes, handles, 2)
+    return figure
