@@ -160,3 +160,17 @@ def test_every_placeholder_is_named_for_whoever_publishes() -> None:
     texts = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in files}
     found = {name for name, text in texts.items() if re.search(r"[/@]example\.org\b", text)}
     assert found == named
+
+
+def test_libraries_that_are_taken_are_required_and_those_refused_are_not() -> None:
+    table = read("CONTRIBUTING.md").partition("| library | for | verdict | why |")[2]
+    rows = [line.split("|")[1:-1] for line in table.partition("\n\n")[0].splitlines()[2:]]
+    places = ("pyproject.toml", "lab/pyproject.toml", ".github/workflows/ci.yml")
+    required = "".join(map(read, places))
+    assert len(rows) > 10
+    for named, _, verdict, reason in rows:
+        assert verdict.strip() in ("taken", "refused")
+        assert reason.strip()
+        for library in re.findall(r"`([\w-]+)`", named):
+            if library != "click":  # typer brings it
+                assert (f"{library}" in required) == (verdict.strip() == "taken"), library
