@@ -21,8 +21,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
-from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport, mix_seed
+from gradwire.core.plan import CloseStep, TransferPlan, mix_seed
+from gradwire.core.regions import Region
 from gradwire.core.settings import Settings
+from gradwire.core.transfer_report import TransferReport
 from gradwire.transport import communicator, engines, joining, registry
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.engines import SharedEngine

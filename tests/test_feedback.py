@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.hashed import HashedTuple
-from gradwire.core.plan import TensorSlot, TransferReport
+from gradwire.core.regions import TensorSlot
+from gradwire.core.transfer_report import TransferReport
 from gradwire.training.feedback.residuals import (
     AgeBook,
     ResidualBook,

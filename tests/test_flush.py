@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradwire.core.hashed import HashedTuple
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.feedback.owing import Owing
 from gradwire.training.flush import Flush
 

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from gradwire.core.errors import RendezvousError
-from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport
+from gradwire.core.plan import CloseStep, TransferPlan
+from gradwire.core.regions import Region
+from gradwire.core.transfer_report import TransferReport
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.introductions import agree
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from chunk_grids import grid
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot, TransferReport
+from gradwire.core.regions import TensorSlot
+from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import DBLP, MLT
 from gradwire.policies.parts.priorities import by_region
 from gradwire.sim.fabric import Link

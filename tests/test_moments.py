@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot, TransferPlan
+from gradwire.core.plan import TransferPlan
+from gradwire.core.regions import TensorSlot
 from gradwire.policies import DBLP, MLT
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job

@@ -13,7 +13,8 @@ import pytest
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.hashed import HashedTuple
-from gradwire.core.plan import Region, Regions, TensorSlot, TransferPlan
+from gradwire.core.plan import TransferPlan
+from gradwire.core.regions import Region, Regions, TensorSlot
 from gradwire.policies.parts.regions import pool, regions_by_tensor
 
 HALVES = (Region(0, 4, 0.5, "a"), Region(4, 6, 0.0, "b"))

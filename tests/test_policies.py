@@ -19,13 +19,8 @@ from hypothesis import strategies as st
 
 import gradwire
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import (
-    CloseStep,
-    Region,
-    TensorSlot,
-    TransferPlan,
-    mix_seed,
-)
+from gradwire.core.plan import CloseStep, TransferPlan, mix_seed
+from gradwire.core.regions import Region, TensorSlot
 from gradwire.policies import (
     DBLP,
     LTP,

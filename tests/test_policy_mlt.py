@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from chunk_grids import grid
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.policies import MLT, PlanContext
 from gradwire.policies.mlt import CLASS_DSCP
 from gradwire.policies.parts.priorities import LayerOrder, by_size, lowest

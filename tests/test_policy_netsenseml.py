@@ -11,7 +11,7 @@ import torch
 
 from gradwire.core.agreed import Summary
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.policies import NetSenseML
 from gradwire.policies.parts.compression import (
     FLOOR,

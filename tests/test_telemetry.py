@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from gradwire.core.agreed import Summary
-from gradwire.core.plan import Region, TransferPlan, TransferReport
+from gradwire.core.plan import TransferPlan
+from gradwire.core.regions import Region
 from gradwire.core.report import ReportWriter, StepReport, build_report
+from gradwire.core.transfer_report import TransferReport
 
 
 def transfer(

@@ -11,7 +11,7 @@ import torch
 
 import gradwire
 from ddp_jobs import wrap
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.core.report import StepReport
 from gradwire.core.slowest import SlowestBucket
 from gradwire.core.waits import Waits

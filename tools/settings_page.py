@@ -18,7 +18,8 @@ import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gradwire.core.settings import PREFIX, Settings, setting_names
+from gradwire.core.environment import PREFIX
+from gradwire.core.settings import Settings, setting_names
 from gradwire.policies import names, policy_class
 from gradwire.policies.base import option_names
 

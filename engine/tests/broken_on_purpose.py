@@ -185,7 +185,7 @@ BREAKS = (
         "a plain all-reduce may lose a fifth",
         PYTHON + "transport/communicator.py",
         "plan = plan or TransferPlan.whole(flat.size, encoding=encoding)",
-        "from gradwire.core.plan import Region; plan = plan or"
+        "from gradwire.core.regions import Region; plan = plan or"
         ' TransferPlan(flat.size, (Region(0, flat.size, 0.2, "all"),), spend="lost")',
         "tests/test_invariants.py",
     ),

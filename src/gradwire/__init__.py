@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from gradwire import policies
     from gradwire.calibration.command import calibrate
     from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
-    from gradwire.core.plan import TransferPlan, TransferReport
+    from gradwire.core.plan import TransferPlan
     from gradwire.core.report import StepReport
     from gradwire.core.settings import Settings
+    from gradwire.core.transfer_report import TransferReport
     from gradwire.training.attach import Attachment, attach
     from gradwire.training.hook import HookState, comm_hook
     from gradwire.transport.communicator import Communicator, Handle
@@ -30,7 +31,7 @@ _PUBLIC = {
     "StepReport": "gradwire.core.report",
     "TransferError": "gradwire.core.errors",
     "TransferPlan": "gradwire.core.plan",
-    "TransferReport": "gradwire.core.plan",
+    "TransferReport": "gradwire.core.transfer_report",
     "attach": "gradwire.training.attach",
     "calibrate": "gradwire.calibration.command",
     "comm_hook": "gradwire.training.hook",

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from gradwire.core.environment import check_environment
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
-from gradwire.core.settings import Settings, check_environment
+from gradwire.core.settings import Settings
 
 if TYPE_CHECKING:
     from gradwire.transport.open_engine import OpenEngine

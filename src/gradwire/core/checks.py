@@ -1,4 +1,4 @@
-"""Checks of what counts as a number among the values that users give.
+"""Checks of the numbers among the values that users give.
 
 A setting that was computed is often a numpy scalar or a tensor without dimensions; it is taken for
 the number that it holds. Booleans are no numbers, and neither are NaN, infinities, and integers too
@@ -11,7 +11,14 @@ import math
 import sys
 from typing import TypeGuard
 
-__all__ = ["is_number", "is_whole", "plain"]
+from gradwire.core.errors import ConfigError
+
+__all__ = ["SMALLEST_BOUND", "check_bound", "check_share", "is_number", "is_whole", "plain"]
+
+SMALLEST_BOUND = 1e-9
+"""The smallest bound beside 0.
+
+No transfer has as many chunks as a smaller bound needs before one of them may be lost."""
 
 
 def plain(value: object) -> object:
@@ -39,3 +46,21 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def is_whole(value: object) -> TypeGuard[int]:
     """Returns whether this is a whole Python number (`plain` makes one)."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_bound(name: str, value: object) -> None:
+    """Checks that a bound is a number in [0, 1) that some transfer could spend.
+
+    Raises:
+        ConfigError: It is not; the error names the setting and the value.
+    """
+    if not is_number(value) or not 0.0 <= value < 1.0:
+        raise ConfigError.of(name, value, "a bound is a number in [0, 1)")
+    if 0.0 < value < SMALLEST_BOUND:
+        raise ConfigError.of(name, value, f"a bound is 0, or {SMALLEST_BOUND:g} at the least")
+
+
+def check_share(name: str, value: object) -> None:
+    """Checks that `value` is a number in [0, 1); raises ConfigError otherwise."""
+    if not is_number(value) or not 0.0 <= value < 1.0:
+        raise ConfigError.of(name, value, "a number in [0, 1)")

@@ -7,18 +7,13 @@ fill, order and pull.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gradwire.core.checks import is_number, is_whole
+from gradwire.core.checks import check_share, is_number, is_whole
 from gradwire.core.errors import ConfigError
-from gradwire.core.hashed import HashedTuple
-from gradwire.core.waits import NOTHING, Waits
+from gradwire.core.regions import Region, Regions
 
 __all__ = [
     "BY_BOUND",
@@ -32,23 +27,16 @@ __all__ = [
     "PULLS",
     "REMEMBERED",
     "SCOPES",
-    "SMALLEST_BOUND",
     "SMALLEST_DATAGRAM",
     "SPENDS",
     "TOPK_SHARE",
     "TRANSFORMS",
     "CloseStep",
-    "Region",
-    "Regions",
-    "TensorSlot",
     "TransferPlan",
-    "TransferReport",
-    "check_bound",
     "check_choice",
     "check_class_dscp",
     "check_control",
     "check_kept",
-    "check_share",
     "encoded_share",
     "mix_seed",
 ]
@@ -77,10 +65,6 @@ REMEMBERED = 1024
 
 A plan is written for every bucket of every step, and most repeat those of an earlier step."""
 
-SMALLEST_BOUND = 1e-9
-"""The smallest bound beside 0.
-
-No transfer has as many chunks as a smaller bound needs before one of them may be lost."""
 
 BY_BOUND = -1.0
 """The fraction of a CloseStep that stands for one minus the region's bound."""
@@ -114,24 +98,6 @@ def check_control(control: str, spend: str) -> None:
         )
 
 
-def check_bound(name: str, value: object) -> None:
-    """Checks that a bound is a number in [0, 1) that some transfer could spend.
-
-    Raises:
-        ConfigError: It is not; the error names the setting and the value.
-    """
-    if not is_number(value) or not 0.0 <= value < 1.0:
-        raise ConfigError.of(name, value, "a bound is a number in [0, 1)")
-    if 0.0 < value < SMALLEST_BOUND:
-        raise ConfigError.of(name, value, f"a bound is 0, or {SMALLEST_BOUND:g} at the least")
-
-
-def check_share(name: str, value: object) -> None:
-    """Checks that `value` is a number in [0, 1); raises ConfigError otherwise."""
-    if not is_number(value) or not 0.0 <= value < 1.0:
-        raise ConfigError.of(name, value, "a number in [0, 1)")
-
-
 def encoded_share(encoding: str, kept: float) -> float:
     """Returns the bytes that an encoding sends relative to float32, without the chunks' headers.
 
@@ -159,94 +125,6 @@ def check_class_dscp(name: str, values: object) -> None:
     for value in values:
         if not is_whole(value) or not 0 <= value <= 63:
             raise ConfigError.of(name, values, "a DSCP is a whole number from 0 to 63")
-
-
-@dataclass(frozen=True)
-class TensorSlot:
-    """The place of a parameter, or of a part of one, in a bucket.
-
-    Attributes:
-        name: Name of the parameter in the model.
-        offset: Its first element in the bucket.
-        length: Its number of elements.
-        part: The rank whose shard the part is; None for all of the parameter.
-    """
-
-    name: str
-    offset: int
-    length: int
-    part: int | None = None
-
-    @functools.cached_property
-    def key(self) -> str:
-        """The name under which values of its elements are kept from step to step."""
-        return self.name if self.part is None else f"{self.name}[{self.part}]"
-
-    @functools.cached_property
-    def layer(self) -> str:
-        """The name of the module that owns the parameter, "" for a name without a dot."""
-        return self.name.rpartition(".")[0]
-
-
-@dataclass(frozen=True)
-class Region:
-    """A range of a bucket with one bound.
-
-    Attributes:
-        offset: Its first element in the bucket.
-        length: Its number of elements.
-        bound: Share of its elements that a worker's contribution may lack, in [0, 1).
-        name: Name in reports and errors; it does not count when regions are compared.
-    """
-
-    offset: int
-    length: int
-    bound: float
-    name: str = field(default="", compare=False)
-
-
-class Regions(HashedTuple[Region]):
-    """The regions of one bucket, in order, from element 0 on without gaps.
-
-    They are checked once for all plans that they are in, when `elements` is first read.
-    """
-
-    @functools.cached_property
-    def elements(self) -> int:
-        """The number of elements that the regions cover.
-
-        Raises:
-            ConfigError: A bound lies outside [0, 1), or there is a gap; the error names the region.
-        """
-        at = 0
-        for region in self:
-            check_share(f"bound of region {region.name or region.offset!r}", region.bound)
-            if region.offset != at or region.length <= 0:
-                raise ConfigError.about(
-                    f"plan region {region.name!r} covers [{region.offset}, "
-                    f"{region.offset + region.length})",
-                    "regions must follow each other from 0 without gaps; expected one that "
-                    f"starts at {at}",
-                    setting="regions",
-                    value=region,
-                )
-            at += region.length
-        return at
-
-    @staticmethod
-    def of(regions: Iterable[Region]) -> Regions:
-        """Makes Regions of these, or returns them unchanged where they already are."""
-        return regions if isinstance(regions, Regions) else Regions(regions)
-
-    @functools.cached_property
-    def cuts(self) -> HashedTuple[int]:
-        """The first element of each region, which a chunk grid needs beside `elements`."""
-        return HashedTuple(region.offset for region in self)
-
-    @functools.cached_property
-    def strict(self) -> Regions:
-        """The same regions with bound 0."""
-        return Regions(replace(region, bound=0.0) for region in self)
 
 
 @dataclass(frozen=True)
@@ -511,67 +389,6 @@ class TransferPlan:
         """
         whole = (Region(0, elements, 0.0, "all"),)
         return TransferPlan(elements, whole, scale=scale, encoding=encoding, seed=seed)
-
-
-@dataclass(frozen=True)
-class TransferReport:
-    """The outcome of one transfer as this worker saw it.
-
-    Attributes:
-        op: Number of the op in its lane, -1 where no network was needed.
-        step: Training step.
-        counted: uint8 for each chunk of the grid; 1 where this worker's contribution counted.
-        applied: uint8 for each chunk of the grid; 1 where a result was applied, in a lossy pull at
-            this worker.
-        withheld_chunks: uint32, the chunks whose results a committed pull left out and this rank
-            keeps as its residual.
-        withheld_values: float32, scaled; the results of those chunks, concatenated.
-        delivered: For each region, the fraction of this worker's elements that counted.
-        effective_bounds: For each region, its bound rounded down to whole chunks.
-        exceeded: Indices of the regions whose loss exceeded their bound (plans by time only).
-        stats_sum: The summed statistics of all workers, the same on all ranks.
-        stats_max: The maximised statistics of all workers, the same on all ranks.
-        push_s: Duration of the push in seconds.
-        pull_s: Duration of the pull in seconds.
-        total_s: Duration of the transfer in seconds.
-        bytes_sent: UDP payload that this worker sent, in bytes.
-        packets_sent: Datagrams that this worker sent.
-        retransmissions: Those of them that were sent again.
-        rtprop_s: Smallest round-trip time seen, in seconds.
-        btlbw: Bandwidth of the bottleneck in bytes per second, 0 while it is not known.
-        result_error: float32, scaled; the error of the encoding in the results that this rank
-            aggregated, which it keeps as its residual.
-        error_offset: The first element that `result_error` covers.
-        passes: Passes of the push, the most of any aggregator; 0 under control "stream".
-        datagram: Size in bytes of the longest datagram that all paths of the job carried when the
-            transfer began, the same on all workers; 0 where it was not needed.
-        waits: What it waited for.
-    """
-
-    op: int
-    step: int
-    counted: NDArray[np.uint8]
-    applied: NDArray[np.uint8]
-    withheld_chunks: NDArray[np.uint32]
-    withheld_values: NDArray[np.float32]
-    delivered: tuple[float, ...]
-    effective_bounds: tuple[float, ...]
-    exceeded: tuple[int, ...]
-    stats_sum: tuple[float, ...]
-    stats_max: tuple[float, ...]
-    push_s: float
-    pull_s: float
-    total_s: float
-    bytes_sent: int
-    packets_sent: int
-    retransmissions: int
-    rtprop_s: float
-    btlbw: float
-    result_error: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    error_offset: int = 0
-    passes: int = 0
-    datagram: int = 0
-    waits: Waits = NOTHING
 
 
 def mix_seed(*parts: int) -> int:

@@ -18,8 +18,10 @@ import numpy as np
 from gradwire.core.agreed import Phase, Summary
 from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, encoded_share
+from gradwire.core.plan import TransferPlan, encoded_share
+from gradwire.core.regions import TensorSlot
 from gradwire.core.slowest import SlowestBucket
+from gradwire.core.transfer_report import TransferReport
 
 __all__ = ["FORMAT", "RegionReport", "ReportWriter", "StepReport", "build_report", "finite"]
 

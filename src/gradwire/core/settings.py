@@ -8,60 +8,34 @@ allowed.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
-import re
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from gradwire.core.checks import is_number, is_whole, plain
+from gradwire.core.environment import (
+    EXPORT,
+    PORT,
+    PREFIX,
+    from_environment,
+    ports_of,
+    read_exports,
+    read_ports,
+)
 from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
 __all__ = [
-    "PREFIX",
     "Settings",
-    "check_environment",
-    "from_environment",
-    "ports_of",
-    "service_links",
     "setting_names",
 ]
 
 log = logging.getLogger("gradwire")
 
-PREFIX = "GRADWIRE_"
-"""The prefix of the environment variables' names."""
 
-FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
-"""Prefixes of variables that belong to gradwire's own tools and are no settings."""
-
-
-_SERVICE = re.compile(
-    r"GRADWIRE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?"
-    r"|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
-_SERVICE_PORT = re.compile(r"GRADWIRE(_[A-Z0-9_]+)?_PORT")
-_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
-
-LAST_PORT = 65535
-PORT = int | str | tuple[int, int]
-"""The type of a port, or of a range of them as text or a pair."""
-ALLOWED_PORTS = (
-    f"a whole number from 0 to {LAST_PORT}, or a range of ports above 0, as in '29600-29700'"
-)
-EXPORTERS = ("prometheus", "tensorboard", "wandb", "opentelemetry")
-"""The names of gradwire's own exporters."""
-EXPORT = str | Sequence[object] | None
-"""The type of what is exported to, as text with commas, or as a list."""
-ALLOWED_EXPORTS = (
-    "prometheus:PORT, prometheus:FILE.prom, tensorboard:FOLDER, wandb, opentelemetry, or an object "
-    "with write(record) and close(); several in a list, or in one text with commas"
-)
 LARGEST_RISE = 1e6
 
 LONGEST_S = 10 * 365 * 86_400.0
@@ -216,7 +190,7 @@ class Settings:
                 "every rank sends its own gradient to servers; use 'auto' or False",
                 beside="with route='server'",
             )
-        object.__setattr__(self, "port", _ports(self.port))
+        object.__setattr__(self, "port", read_ports(self.port))
         if not (is_whole(self.datagram) and self.datagram == 0):
             _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
         _seconds("rendezvous_timeout", self.rendezvous_timeout, SHORTEST_S)
@@ -256,7 +230,7 @@ class Settings:
             object.__setattr__(self, "report", os.fspath(self.report))
         if self.report is not None and not (isinstance(self.report, str) and self.report):
             raise ConfigError.of("report", self.report, "the name of a file, or None")
-        object.__setattr__(self, "export", _exports(self.export))
+        object.__setattr__(self, "export", read_exports(self.export))
         _whole("dscp", self.dscp, 0, 63)
         if not isinstance(self.ecn, bool):
             raise ConfigError.of("ecn", self.ecn, "allowed are True, False")
@@ -353,223 +327,14 @@ class Settings:
         return Settings(**{**read, **given})  # type: ignore[arg-type]
 
 
-def ports_of(port: object) -> range:
-    """Returns the ports that a checked value of the setting `port` stands for."""
-    low, _, high = str(port).partition("-")
-    return range(int(low), int(high or low) + 1)
-
-
 def setting_names() -> tuple[str, ...]:
     """Returns the names of the common settings."""
     return tuple(field.name for field in dataclasses.fields(Settings))
 
 
-def from_environment(
-    hints: Mapping[str, object], environment: Mapping[str, str] | None = None
-) -> dict[str, object]:
-    """Reads the environment variables GRADWIRE_<NAME> of some settings.
-
-    Args:
-        hints: The type of each setting by name.
-        environment: Environment variables; None for os.environ. An empty one counts as unset.
-
-    Returns:
-        The values that are set, converted to their types.
-
-    Raises:
-        ConfigError: A value cannot be converted; the error names the variable and the value.
-    """
-    variables = os.environ if environment is None else environment
-    found: dict[str, object] = {}
-    for name, hint in hints.items():
-        variable = PREFIX + name.upper()
-        text = variables.get(variable, "").strip()
-        if text and not _links_service(variable, text):
-            found[name] = _convert(variable, text, hint)
-    return found
-
-
-def service_links(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Returns the names of the variables by which Kubernetes announces a Service.
-
-    A pod gets them for every Service of its namespace, one named `gradwire` or `gradwire-…`
-    included, unless its spec has `enableServiceLinks: false`. They are no settings.
-
-    Args:
-        environment: Environment variables; None for os.environ.
-    """
-    variables = os.environ if environment is None else environment
-    return [variable for variable, text in variables.items() if _links_service(variable, text)]
-
-
-def _links_service(variable: str, text: str) -> bool:
-    """Returns whether a variable has the shape of a service link.
-
-    GRADWIRE_PORT is one as well as a setting, so that its value decides.
-    """
-    if _SERVICE.fullmatch(variable):
-        return True
-    return bool(_SERVICE_PORT.fullmatch(variable) and _SERVICE_URL.fullmatch(text.strip()))
-
-
-def check_environment(known: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
-    """Checks that each variable GRADWIRE_* names a setting; raises ConfigError for a misspelt one.
-
-    Kubernetes' service links are ignored, with one line in the log of a process.
-
-    Args:
-        known: Names of the settings and options.
-        environment: Environment variables; None for os.environ.
-    """
-    variables = os.environ if environment is None else environment
-    allowed = [PREFIX + name.upper() for name in known]
-    links = service_links(variables)
-    if links:
-        _log_links(tuple(links))
-    for variable in variables:
-        if not variable.startswith(PREFIX) or variable.startswith(FREE_PREFIXES):
-            continue
-        if variable in links:
-            continue
-        if variable not in allowed:
-            near = suggestion(variable, allowed)
-            raise ConfigError(
-                f"environment variable {variable}={variables[variable]!r} names no setting{near}",
-                setting=variable,
-                value=variables[variable],
-                allowed=near.strip(" ()"),
-            )
-
-
-@functools.cache
-def _log_links(links: tuple[str, ...]) -> None:
-    """Logs the service links that are ignored; the same ones once in a process."""
-    log.warning(
-        "ignored: %s, set by Kubernetes to announce a Service; enableServiceLinks: false in the "
-        "pod's spec leaves out what it sets so",
-        ", ".join(links),
-    )
-
-
-def _convert(variable: str, text: str, hint: object) -> object:
-    lowered = text.lower()
-    for parse in _parsers(hint):
-        try:
-            return parse(lowered if parse is _truth else text)
-        except ValueError:
-            continue
-    raise ConfigError.about(
-        f"environment variable {variable}={text!r}",
-        f"expected {_describe(hint)}",
-        setting=variable,
-        value=text,
-    )
-
-
-def _alternatives(hint: object) -> list[object]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [inner for part in typing.get_args(hint) for inner in _alternatives(part)]
-    return [hint]
-
-
-def _parsers(hint: object) -> list[Callable[[str], object]]:
-    parsers: list[Callable[[str], object]] = []
-    if hint == PORT:
-        return [_ports]
-    if hint == EXPORT:
-        return [_exports]
-    for part in _alternatives(hint):
-        if typing.get_origin(part) is Literal:
-            parsers.append(_one_of(typing.get_args(part)))
-        elif part is bool:
-            parsers.append(_truth)
-        elif part is int:
-            parsers.append(_integer)
-        elif part is float:
-            parsers.append(float)
-        elif part is str:
-            parsers.append(str)
-    return parsers
-
-
-def _describe(hint: object) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    described: list[str] = []
-    if hint == PORT:
-        return ALLOWED_PORTS
-    if hint == EXPORT:
-        return ALLOWED_EXPORTS
-    for part in _alternatives(hint):
-        if typing.get_origin(part) is Literal:
-            described.extend(repr(word) for word in typing.get_args(part))
-        elif part in words:
-            described.append(words[part])
-    return " or ".join(described)
-
-
-def _one_of(words: tuple[object, ...]) -> Callable[[str], object]:
-    def parse(text: str) -> object:
-        if text in words:
-            return text
-        truth = _truth(text.lower())
-        if truth not in words:
-            raise ValueError(text)
-        return truth
-
-    return parse
-
-
-def _truth(text: str) -> bool:
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(text)
-
-
-def _integer(text: str) -> int:
-    return int(text, 0)
-
-
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if not is_whole(value) or not low <= value <= high:
         raise ConfigError.of(name, value, f"a whole number from {low} to {high}")
-
-
-def _ports(value: object) -> int | str:
-    """Returns a port as a number, and a range of ports as "low-high"; raises ConfigError."""
-    ends: list[object] = [value]
-    if isinstance(value, str):
-        ends = [int(end) if end.isascii() and end.isdigit() else end for end in value.split("-")]
-    elif isinstance(value, (tuple, list)):
-        ends = [plain(end) for end in value]
-    low, high = ends[0] if ends else None, ends[-1] if ends else None
-    within = is_whole(low) and is_whole(high) and 0 <= low <= high <= LAST_PORT
-    if not within or len(ends) > 2 or (low == 0 and len(ends) == 2):
-        raise ConfigError.of("port", ends[0] if len(ends) == 1 else value, ALLOWED_PORTS)
-    return low if low == high else f"{low}-{high}"  # type: ignore[return-value]
-
-
-def _exports(value: object) -> tuple[object, ...] | None:
-    """Returns what is exported to, one by one; raises ConfigError where one is unknown."""
-    if value is None:
-        return None
-    listed = value if isinstance(value, (list, tuple)) else [value]
-    found: list[object] = []
-    for each in listed:
-        if not isinstance(each, str):
-            if not (hasattr(each, "write") and hasattr(each, "close")):
-                raise ConfigError.of("export", each, ALLOWED_EXPORTS)
-            found.append(each)
-            continue
-        for part in each.split(","):
-            kind, colon, target = part.strip().partition(":")
-            aimed = kind in EXPORTERS[:2]
-            if kind not in EXPORTERS or {bool(colon), bool(target)} != {aimed}:
-                near = suggestion(kind, EXPORTERS) if kind not in EXPORTERS else ""
-                raise ConfigError.of("export", part.strip(), f"{ALLOWED_EXPORTS}{near}")
-            found.append(part.strip())
-    return tuple(found)
 
 
 def _seconds(name: str, value: object, low: float) -> None:

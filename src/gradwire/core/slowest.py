@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
+from gradwire.core.plan import TransferPlan
+from gradwire.core.regions import TensorSlot
+from gradwire.core.transfer_report import TransferReport
 
 __all__ = ["SlowestBucket"]
 

@@ -13,9 +13,10 @@ from importlib import metadata
 from typing import Any
 
 from gradwire import __version__
+from gradwire.core.environment import PREFIX, check_environment
 from gradwire.core.errors import ConfigError, EngineMissingError
 from gradwire.core.plan import SMALLEST_DATAGRAM
-from gradwire.core.settings import PREFIX, Settings, check_environment
+from gradwire.core.settings import Settings
 from gradwire.doctor.findings import Finding
 from gradwire.policies.base import Policy, option_names
 from gradwire.policies.registry import (

@@ -24,15 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gradwire.core.checks import check_bound
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import (
-    BY_BOUND,
-    CloseStep,
-    TransferPlan,
-    check_bound,
-    check_choice,
-    encoded_share,
-)
+from gradwire.core.plan import BY_BOUND, CloseStep, TransferPlan, check_choice, encoded_share
 from gradwire.core.report import StepReport
 from gradwire.policies.base import (
     FeedbackNeed,

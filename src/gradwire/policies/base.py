@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from gradwire.core.agreed import Phase
 from gradwire.core.callers import user_level
 from gradwire.core.checks import plain
-from gradwire.core.plan import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
+from gradwire.core.plan import FILLS, SPENDS, TransferPlan, check_choice
+from gradwire.core.regions import Region, TensorSlot
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 from gradwire.policies.parts.phases import Every, PhaseDetector

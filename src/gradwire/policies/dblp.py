@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gradwire.core.agreed import Phase
+from gradwire.core.checks import check_bound
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot, TransferPlan, check_bound
+from gradwire.core.plan import TransferPlan
+from gradwire.core.regions import TensorSlot
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.parts.phases import Every, make_detector
 from gradwire.policies.parts.priorities import check_priority

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from gradwire.core.agreed import Phase
-from gradwire.core.checks import is_number
+from gradwire.core.checks import SMALLEST_BOUND, is_number
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice
+from gradwire.core.plan import CloseStep, TransferPlan, check_choice
 from gradwire.core.report import StepReport
 from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
 from gradwire.policies.parts.phases import Every, check_every

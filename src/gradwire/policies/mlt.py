@@ -20,13 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.agreed import Phase
+from gradwire.core.checks import check_bound
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import (
-    PRIORITY_CLASSES,
-    TransferPlan,
-    check_bound,
-    check_class_dscp,
-)
+from gradwire.core.plan import PRIORITY_CLASSES, TransferPlan, check_class_dscp
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.parts.priorities import (
     Chunks,

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from gradwire.core.checks import is_number
+from gradwire.core.checks import check_share, is_number
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TransferPlan, check_choice, check_share
+from gradwire.core.plan import TransferPlan, check_choice
 from gradwire.core.report import StepReport
 from gradwire.policies.base import FeedbackNeed, PlanContext, Policy, topk_needs_feedback
 from gradwire.policies.parts.compression import (

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gradwire.core.agreed import Phase
-from gradwire.core.checks import plain
+from gradwire.core.checks import check_bound, plain
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.plan import TransferPlan, check_bound
+from gradwire.core.plan import TransferPlan
 from gradwire.core.saved_state import State
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
 from gradwire.policies.parts.regions import (

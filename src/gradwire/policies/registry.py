@@ -6,8 +6,9 @@ import os
 import typing
 from collections.abc import Iterable, Mapping
 
+from gradwire.core.environment import PREFIX, from_environment
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.settings import PREFIX, Settings, from_environment, setting_names
+from gradwire.core.settings import Settings, setting_names
 from gradwire.policies.adaptive import Adaptive
 from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
+from gradwire.core.environment import check_environment
 from gradwire.core.errors import ConfigError, EngineMissingError, RendezvousError
-from gradwire.core.settings import OF_ENGINES, Settings, check_environment
+from gradwire.core.settings import OF_ENGINES, Settings
 from gradwire.policies.registry import all_names
 from gradwire.process_group import BACKEND
 from gradwire.process_group.backend import GradwireBackend

@@ -19,9 +19,10 @@ from gradwire.core.agreed import GAUGES, LAST_EPOCH, PHASES, Ballot, Pace, Phase
 from gradwire.core.callers import user_level
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot, TransferReport
+from gradwire.core.regions import TensorSlot
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
+from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import Policy
 from gradwire.policies.parts.phases import RateWatch
 

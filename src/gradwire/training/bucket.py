@@ -18,7 +18,7 @@ import torch
 from gradwire.core.errors import ConfigError
 from gradwire.core.hashed import HashedTuple
 from gradwire.core.names import named_parameters
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 
 if TYPE_CHECKING:  # torch.distributed exports it, too, but type checkers do not see it there
     from torch._C._distributed_c10d import GradBucket

@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradwire.core.callers import user_level
+from gradwire.core.environment import check_environment
 from gradwire.core.errors import ConfigError
-from gradwire.core.settings import Settings, check_environment, setting_names
+from gradwire.core.settings import Settings, setting_names
 from gradwire.policies import Policy, names, policy_class
 from gradwire.policies.base import option_names
 from gradwire.policies.registry import (

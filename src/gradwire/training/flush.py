@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.feedback.owing import Owing, keys_of
 
 __all__ = ["Flush"]

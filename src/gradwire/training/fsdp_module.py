@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.names import named_parameters, plain_name
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.bucket import ComparedLayout
 
 __all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups", "states_of"]

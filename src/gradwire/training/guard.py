@@ -16,9 +16,9 @@ import numpy as np
 
 from gradwire.core.agreed import Summary
 from gradwire.core.errors import GradwireError
-from gradwire.core.plan import TransferReport
 from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
+from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import Policy
 
 __all__ = ["Judged", "StepGuard", "Verdict", "floor_of", "nothing_applied", "sent_twice"]

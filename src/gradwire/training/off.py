@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from gradwire.core.agreed import Phase, Summary
+from gradwire.core.environment import from_environment
 from gradwire.core.errors import GradwireError
 from gradwire.core.report import StepReport
-from gradwire.core.settings import Settings, from_environment
+from gradwire.core.settings import Settings
 from gradwire.policies import Policy
 from gradwire.policies.registry import OFF
 from gradwire.policies.reliable import Reliable

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.wrappers import inner_optimizer
 
 __all__ = ["NOBODY", "Given", "Optimizers", "held_by", "kinds", "several"]

@@ -32,10 +32,12 @@ from gradwire.core.agreed import Ballot, Phase, Summary, nonfinite, scales_diffe
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.hashed import HashedTuple
-from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_seed
+from gradwire.core.plan import TransferPlan, mix_seed
+from gradwire.core.regions import TensorSlot
 from gradwire.core.report import ReportWriter, StepReport, build_report
 from gradwire.core.saved_state import State, unchanged_on_error
 from gradwire.core.settings import Settings
+from gradwire.core.transfer_report import TransferReport
 from gradwire.exports.telemetry import Telemetry
 from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region

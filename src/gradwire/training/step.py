@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.core.agreed import Ballot, Phase
-from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
+from gradwire.core.plan import TransferPlan
+from gradwire.core.regions import TensorSlot
+from gradwire.core.transfer_report import TransferReport
 from gradwire.training.bucket import Bucket
 from gradwire.training.guard import Verdict
 from gradwire.training.staging import Stage

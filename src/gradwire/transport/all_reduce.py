@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.errors import TransferError
-from gradwire.core.plan import TransferPlan, TransferReport
+from gradwire.core.plan import TransferPlan
+from gradwire.core.transfer_report import TransferReport
 from gradwire.transport.threads import Stager, apart
 
 __all__ = ["AllReduce", "Connected", "Engine", "Handle"]

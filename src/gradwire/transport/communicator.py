@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from gradwire.core.checks import is_whole
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
-from gradwire.core.plan import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPlan
+from gradwire.core.plan import PRIORITY_CLASSES, REMEMBERED, TransferPlan
+from gradwire.core.regions import Regions
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses
 from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradwire.core.errors import TransferError
-from gradwire.core.plan import TransferReport
 from gradwire.core.settings import Settings
+from gradwire.core.transfer_report import TransferReport
 from gradwire.transport import registry
 from gradwire.transport.all_reduce import AllReduce, Engine, Handle
 from gradwire.transport.meeting import Meeting

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from gradwire.core.environment import PORT, ports_of
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.plan import SMALLEST_DATAGRAM
-from gradwire.core.settings import PORT, ports_of
 from gradwire.transport.addresses import (
     LocalAddress,
     describe_interfaces,

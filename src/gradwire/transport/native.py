@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.errors import EngineMissingError
-from gradwire.core.plan import Region, TransferPlan, TransferReport
+from gradwire.core.plan import TransferPlan
+from gradwire.core.regions import Region
+from gradwire.core.transfer_report import TransferReport
 from gradwire.core.waits import Waits
 
 if TYPE_CHECKING:

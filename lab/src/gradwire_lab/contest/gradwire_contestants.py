@@ -10,8 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradwire.core.plan import BY_BOUND, CloseStep, Region, TransferPlan, TransferReport
+from gradwire.core.plan import BY_BOUND, CloseStep, TransferPlan
+from gradwire.core.regions import Region
 from gradwire.core.settings import Settings
+from gradwire.core.transfer_report import TransferReport
 from gradwire.training.bucket import Bucket
 from gradwire.training.hook import HookState
 from gradwire.transport.communicator import Communicator

@@ -13,7 +13,7 @@ from typing import Any
 
 import gradwire
 from gradwire import __version__
-from gradwire.core.settings import FREE_PREFIXES, PREFIX
+from gradwire.core.environment import FREE_PREFIXES, PREFIX
 from gradwire_lab.contest.measure import environment
 
 __all__ = ["READERS", "build", "commit", "machine", "settings_outside"]

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import PRIORITY_CLASSES, TensorSlot, check_choice
+from gradwire.core.plan import PRIORITY_CLASSES, check_choice
+from gradwire.core.regions import TensorSlot
 
 __all__ = [
     "Chunks",

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradwire.core.plan import (
-    CONTROLS,
-    FILLS,
-    SPENDS,
-    CloseStep,
-    check_choice,
-    check_control,
-)
+from gradwire.core.plan import CONTROLS, FILLS, SPENDS, CloseStep, check_choice, check_control
 from gradwire.policies.base import SHARED_ORDERS
 
 __all__ = ["BOUNDED_PULLS", "bounded_options"]

@@ -7,8 +7,10 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from gradwire.core.checks import check_bound
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.plan import REMEMBERED, Region, Regions, TensorSlot, check_bound
+from gradwire.core.plan import REMEMBERED
+from gradwire.core.regions import Region, Regions, TensorSlot
 
 __all__ = ["BoundTable", "check_patterns", "check_table", "pool", "regions_by_tensor"]
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.plan import TransferPlan, TransferReport
+from gradwire.core.plan import TransferPlan
 from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
+from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import Policy
 from gradwire.training.feedback.chunked import ChunkBook
 from gradwire.training.feedback.earlier import Earlier

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.transport.communicator import ChunkGrid
 
 __all__ = ["ChunkBook"]

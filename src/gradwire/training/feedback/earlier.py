@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.feedback.flat import FlatBook
 
 __all__ = ["Earlier"]

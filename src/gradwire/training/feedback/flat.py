@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 
 __all__ = ["FlatArray", "FlatBook", "blocks"]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
 from gradwire.core.callers import user_level
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.bucket import in_bucket_order
 from gradwire.transport.communicator import ChunkGrid
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 
 __all__ = ["Owing", "keys_of"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.bucket import in_bucket_order
 
 __all__ = ["smallest_weights"]

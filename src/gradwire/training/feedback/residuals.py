@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.core.plan import TensorSlot, TransferReport
+from gradwire.core.regions import TensorSlot
+from gradwire.core.transfer_report import TransferReport
 from gradwire.training.feedback.chunked import ChunkBook
 from gradwire.training.feedback.flat import FlatArray, FlatBook, blocks
 from gradwire.transport.communicator import ChunkGrid

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.core.plan import TensorSlot, TransferReport
+from gradwire.core.regions import TensorSlot
+from gradwire.core.transfer_report import TransferReport
 from gradwire.training.feedback.chunked import ChunkBook
 from gradwire.transport.communicator import ChunkGrid
 

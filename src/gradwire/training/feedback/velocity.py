@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.core.plan import TensorSlot
+from gradwire.core.regions import TensorSlot
 from gradwire.training.feedback.flat import FlatArray, FlatBook, blocks
 
 __all__ = ["VelocityBook"]
