@@ -22,15 +22,20 @@ lock = threading.RLock()
 Finalizers take it on whatever thread collects garbage, even on one that holds it already."""
 
 
+_collecting = threading.Lock()
+
+
 def collect_forgotten() -> None:
     """Collects communicators that nobody refers to, which do not count as users of an engine.
 
     The time that it takes grows with the process's objects, so it is called only where a forgotten
     communicator may be in the way. Two collections are needed: a DDP module is garbage in a cycle,
-    and its reducer, in C++, drops what it holds only once the module is gone.
+    and its reducer, in C++, drops what it holds only once the module is gone. A collection returns
+    at once where another thread's has begun, so that callers take turns.
     """
-    gc.collect()
-    gc.collect()
+    with _collecting:
+        gc.collect()
+        gc.collect()
 
 
 def drop_unused(engine: SharedEngine) -> bool:
@@ -69,8 +74,8 @@ def _after_fork_in_child() -> None:
 
     Their ports are then free once the parent has closed them.
     """
-    global lock
-    lock = threading.RLock()
+    global lock, _collecting
+    lock, _collecting = threading.RLock(), threading.Lock()
     for engine in open_engines:
         engine.leave_to_parent()
     open_engines.clear()
