@@ -15,12 +15,12 @@ from typing import Any, ClassVar, NoReturn, Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.core.errors import TransferError
-from gradwire.core.plan import TransferPlan
+from gradwire.core.errors import ConfigError, TransferError
+from gradwire.core.plan import PRIORITY_CLASSES, TransferPlan
 from gradwire.core.transfer_report import TransferReport
 from gradwire.transport.threads import Stager, apart
 
-__all__ = ["AllReduce", "Connected", "Engine", "Handle"]
+__all__ = ["AllReduce", "Connected", "Engine", "Handle", "check_priorities"]
 
 log = logging.getLogger("gradwire")
 
@@ -235,3 +235,28 @@ class Engine(Protocol):
 
     def leave(self) -> None:
         """Notes that a communicator was closed, and closes the engine with the last one."""
+
+
+def check_priorities(plan: TransferPlan, chunks: int, priorities: NDArray[np.uint8]) -> None:
+    """Checks the classes of the chunks of a plan; raises ConfigError."""
+    if plan.order != "priority":
+        raise ConfigError.about(
+            f"priorities for a plan with order={plan.order!r}",
+            "only order='priority' has classes",
+            setting="priorities",
+            value=priorities,
+        )
+    if priorities.dtype != np.uint8 or priorities.shape != (chunks,):
+        raise ConfigError.about(
+            f"priorities of shape {priorities.shape} and type {priorities.dtype}",
+            f"one uint8 for each of {chunks} chunks",
+            setting="priorities",
+            value=priorities,
+        )
+    if chunks and int(priorities.max()) >= PRIORITY_CLASSES:
+        raise ConfigError.about(
+            f"priorities: class {priorities.max()}",
+            f"allowed are 0 to {PRIORITY_CLASSES - 1}",
+            setting="priorities",
+            value=int(priorities.max()),
+        )

@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +21,17 @@ from numpy.typing import NDArray
 
 from gradwire.core.checks import is_whole
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
-from gradwire.core.plan import PRIORITY_CLASSES, REMEMBERED, TransferPlan
+from gradwire.core.plan import REMEMBERED, TransferPlan
 from gradwire.core.regions import Regions
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses
-from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle
+from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle, check_priorities
 from gradwire.transport.arrays import as_flat, as_tensor
+from gradwire.transport.comparing import compare_texts
 from gradwire.transport.joining import join_engine
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
-from gradwire.transport.store import BoundedStore, Store
+from gradwire.transport.store import Store
 from gradwire.transport.threads import Stager
 
 if TYPE_CHECKING:
@@ -41,10 +41,6 @@ __all__ = ["ChunkGrid", "Communicator", "Handle"]
 
 DEFAULT_TIMEOUT_S = 1800.0
 """Longest duration of one transfer where neither a setting nor a process group names one."""
-
-
-MOST_COMPARED = 64
-"""How many ranks' texts are compared at most."""
 
 NUMBERS = 4095
 """How many numbers there are: an engine has 4,096 lanes, the first one for users without one."""
@@ -104,21 +100,15 @@ class Communicator(Connected):
         speaker: int | None = None,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
+        beside = f"with world_size={world_size!r}"
         whole = is_whole(rank) and is_whole(world_size)
         if not whole or world_size < 1 or not 0 <= rank < world_size:
-            raise ConfigError.of(
-                "rank",
-                rank,
-                "a rank from 0 to world_size - 1",
-                beside=f"with world_size={world_size!r}",
-            )
+            raise ConfigError.of("rank", rank, "a rank from 0 to world_size - 1", beside=beside)
         self.rank = rank
         self.world_size = world_size
         self.ranks = tuple(range(world_size) if ranks is None else ranks)
         if len(self.ranks) != world_size:
-            raise ConfigError.of(
-                "ranks", ranks, "one of each worker", beside=f"with world_size={world_size!r}"
-            )
+            raise ConfigError.of("ranks", ranks, "one of each worker", beside=beside)
         self.settings = settings
         self.timeout_s = min(settings.timeout or timeout_s, LONGEST_S)
         given = settings.timeout is not None
@@ -139,7 +129,7 @@ class Communicator(Connected):
         self._stager = Stager("gradwire-stage") if self.engine is None else self.engine.stager
         forget = self._stager.stop if self.engine is None else self.engine.forget
         self._forget = weakref.finalize(self, forget)
-        self._forget.atexit = False  # `gradwire.transport.engines` closes the engines at exit
+        self._forget.atexit = False  # `gradwire.transport.registry` closes the engines at exit
 
     @property
     def job_rank(self) -> int:
@@ -218,35 +208,13 @@ class Communicator(Connected):
         )
 
     def compare(self, topic: str, text: str, wait_s: float) -> dict[int, str]:
-        """Publishes a text in the store, and returns those of the ranks that publish theirs.
+        """Returns the texts of the ranks on a topic that is new for this engine (`compare_texts`).
 
-        It needs no engine, so that ranks can find out why one has failed. Errors of the store are
-        dropped, since they would hide the cause. A rank that has read the texts stays until the
-        others have, because the store may end with it.
-
-        Args:
-            topic: The topic, the same on all ranks and new for this engine.
-            text: This rank's text.
-            wait_s: Seconds to wait for the others, at most.
-
-        Returns:
-            The texts, by rank in the job; of large jobs those of some ranks.
+        It needs no engine, so that ranks can find out why one has failed.
         """
-        texts = {self.job_rank: text}
-        with contextlib.suppress(Exception):
-            store = BoundedStore(self.store, wait_s)
-            session = 0 if self.engine is None else self.engine.session
-            prefix = f"gradwire/{self._group}/{session}/{topic}"
-            store.set(f"{prefix}/{self.job_rank}", text)
-            keys = {rank: f"{prefix}/{rank}" for rank in self.ranks[:MOST_COMPARED]}
-            end = time.monotonic() + wait_s
-            _await_keys(store, keys.values(), end)
-            for rank, key in keys.items():
-                if store.check([key]):
-                    texts[rank] = store.get(key).decode()
-            store.set(f"{prefix}/{self.job_rank}/read", "1")
-            _await_keys(store, [f"{keys[rank]}/read" for rank in texts if rank in keys], end)
-        return dict(sorted(texts.items()))
+        session = 0 if self.engine is None else self.engine.session
+        prefix = f"gradwire/{self._group}/{session}/{topic}"
+        return compare_texts(self.store, prefix, self.job_rank, self.ranks, text, wait_s)
 
     def all_reduce(
         self,
@@ -324,7 +292,7 @@ class Communicator(Connected):
             return handle
         grid, effective = self._described(plan)
         if priorities is not None:
-            _check_priorities(plan, len(grid), priorities)
+            check_priorities(plan, len(grid), priorities)
         return self.engine.start(
             AllReduce(
                 plan=plan,
@@ -440,9 +408,8 @@ class Communicator(Connected):
         """Returns what the other ranks get of these float32 values under the plan's encoding."""
         if self.engine is None:
             return values.copy()
-        native = native_plan(plan)
         made: NDArray[np.float32] = load_engine().round_trip(
-            native, values, self.datagram, self.aggregators
+            native_plan(plan), values, self.datagram, self.aggregators
         )
         return made
 
@@ -530,34 +497,3 @@ class Communicator(Connected):
             bounds = tuple(native.effective_bounds(self.datagram, self.aggregators))
             known = self._plans[key] = (grid, bounds)
         return known
-
-
-def _await_keys(store: BoundedStore, keys: Iterable[str], end: float) -> None:
-    """Waits until a store has all of these keys, or the time has come."""
-    asked = list(keys)
-    while not store.check(asked) and time.monotonic() < end:
-        time.sleep(0.05)
-
-
-def _check_priorities(plan: TransferPlan, chunks: int, priorities: NDArray[np.uint8]) -> None:
-    if plan.order != "priority":
-        raise ConfigError.about(
-            f"priorities for a plan with order={plan.order!r}",
-            "only order='priority' has classes",
-            setting="priorities",
-            value=priorities,
-        )
-    if priorities.dtype != np.uint8 or priorities.shape != (chunks,):
-        raise ConfigError.about(
-            f"priorities of shape {priorities.shape} and type {priorities.dtype}",
-            f"one uint8 for each of {chunks} chunks",
-            setting="priorities",
-            value=priorities,
-        )
-    if chunks and int(priorities.max()) >= PRIORITY_CLASSES:
-        raise ConfigError.about(
-            f"priorities: class {priorities.max()}",
-            f"allowed are 0 to {PRIORITY_CLASSES - 1}",
-            setting="priorities",
-            value=int(priorities.max()),
-        )
