@@ -17,8 +17,10 @@ from gradwire import cli
 RUNNER = CliRunner()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["doktor"]])
-def test_what_only_lists_commands_imports_no_torch(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], [], ["doktor"], ["top", "-1", "none"]]
+)
+def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
     program = (
         "import sys\n"
         "from gradwire.cli import app\n"

@@ -31,6 +31,10 @@ OWN = {
         "gradwire.doctor.probe",
         "Measure the network between two hosts: `gradwire probe --listen` there, then this here.",
     ),
+    "top": (
+        "gradwire.watch.command",
+        "Show what a running job does: rates, losses, waits and steps, from any of its hosts.",
+    ),
     "calibrate": (
         "gradwire.calibration.command",
         'Find how much loss each layer of a model bears, for policies "plot" and "adaptive".',

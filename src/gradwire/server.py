@@ -192,10 +192,14 @@ def serve(
         RendezvousError: Ranks are absent or differ; the error names them.
         TransferError: The engine failed, by a dead peer or another plan, for instance.
     """
+    from gradwire.live.publisher import publish
+    from gradwire.transport.engine_state import engine_state
     from gradwire.transport.meeting import SupersededError
     from gradwire.transport.open_engine import meet_servers, open_engine
+    from gradwire.transport.store import identity_of
 
     check_place(workers, index, settings.server_count)
+    identity = identity_of(store, settings.rendezvous_timeout)
     stop = stop or threading.Event()
     while True:
         meeting = meet_servers(store, group, settings, endpoint=workers + index, workers=workers)
@@ -207,6 +211,10 @@ def serve(
             continue
     opened.meeting.close()  # the store may be gone by the end
     say("serving", f"server {index} serves {workers} workers")
+    hide = publish(
+        identity,
+        lambda: engine_state(opened.engine, meeting.names, workers + index, group),
+    )
     try:
         while not stop.wait(POLL_S):
             left = all(peer.left for peer in opened.engine.peers())
@@ -215,6 +223,7 @@ def serve(
                 break
         return dict(opened.engine.counters())
     finally:
+        hide()
         opened.engine.close()
 
 

@@ -52,8 +52,8 @@ class StepReport:
 
     `print(report)` shows it in three lines; `line()` is the line of a report file.
 
-    The fields step, policy, phase, buckets, elements, critical_share, verdict, encoded_share,
-    guard, attachment, workers, agreed and the bounds are the same on all ranks.
+    The fields step, policy, phase, buckets, elements, critical_share, verdict, encoding,
+    encoded_share, guard, attachment, workers, agreed and the bounds are the same on all ranks.
 
     Attributes:
         step: The step.
@@ -92,6 +92,7 @@ class StepReport:
             to which several write.
         workers: Number of workers.
         slowest: What the slowest bucket waited for; None where no transfer was needed.
+        encoding: Encodings of its buckets, as in "int8", or "f32, int8" where they differ.
     """
 
     step: int
@@ -125,6 +126,7 @@ class StepReport:
     attachment: int = 0
     workers: int = 1
     slowest: SlowestBucket | None = None
+    encoding: str = ""
 
     def __repr__(self) -> str:
         shown = ("step", "rank", "policy", "phase", "delivered", "comm_s")
@@ -265,6 +267,7 @@ def build_report(
         attachment=attachment,
         workers=len(ranks),
         slowest=SlowestBucket.of(transfers, ranks, slots) if slots else None,
+        encoding=", ".join(sorted({plan.encoding for plan, _ in transfers})),
     )
 
 

@@ -39,6 +39,7 @@ from gradwire.core.saved_state import State, unchanged_on_error
 from gradwire.core.settings import Settings
 from gradwire.core.transfer_report import TransferReport
 from gradwire.exports.telemetry import Telemetry
+from gradwire.live.publisher import Steps
 from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
 from gradwire.training.ballots import BallotBox
@@ -177,6 +178,7 @@ class GradientPipeline:
         self._layouts = Layouts(names, self._optimizers.check)
         self._stages = StagePool()
         self._writer = writer
+        self._shown = Steps(policy.name, self._host.ranks, number)
         self._mutex = threading.Lock()
         self._step = 0
         self._running: Step | None = None
@@ -1010,6 +1012,7 @@ class GradientPipeline:
         self._last = report
         self._ballots.lost(step.lost)
         self._step = step.number + 1
+        self._shown.note(report)
         if self._writer is not None:
             self._writer.write(report)
         step.transfers.clear()  # breaks the reference cycle with the step

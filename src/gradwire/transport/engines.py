@@ -18,13 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradwire.core.errors import TransferError
 from gradwire.core.settings import Settings
 from gradwire.core.transfer_report import TransferReport
+from gradwire.live.publisher import publish
 from gradwire.transport import registry
 from gradwire.transport.all_reduce import AllReduce, Engine, Handle
+from gradwire.transport.engine_state import engine_state
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.threads import CompletionPool, Stager
@@ -38,6 +40,9 @@ log = logging.getLogger("gradwire")
 
 FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
 """Seconds after which a transfer that waits is logged, and until it is logged again."""
+
+WORTH_TELLING_S = 1.0
+"""How long the oldest transfer has waited where readers of the state are told for whom."""
 
 POLL_NS = 500_000_000
 """How long a thread waits in the engine before it checks whether the engine has failed."""
@@ -113,6 +118,7 @@ class SharedEngine(Engine):
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
             self._poll, self._complete, f"gradwire-{rank}", self._break
         )
+        self._hide = publish(store, self.state)
 
     def start(self, request: AllReduce) -> Handle:
         step, lane = request.step, request.lane
@@ -178,6 +184,24 @@ class SharedEngine(Engine):
         native = self.native
         return dict(self._totals if native is None else native.counters())
 
+    def state(self) -> dict[str, Any]:
+        """Returns the engine's state, as `gradwire.live` offers it; raises once it is closed."""
+        native = self.native
+        if native is None:
+            raise self._closed(0)
+        state = engine_state(native, self._names, self.rank, self.group)
+        with self._mutex:
+            key = next(iter(self._pending), None)
+            waits = None if key is None else self._pending[key]
+        seconds = 0.0 if waits is None else time.monotonic() - waits.begun
+        if key is not None and waits is not None and seconds > WORTH_TELLING_S:
+            state["waits"] = {
+                "step": waits.request.step,
+                "seconds": seconds,
+                "for": [self._names.describe([p.endpoint]) for p in self._absent(native, *key)],
+            }
+        return state
+
     def failure(self) -> _engine.Failure | None:
         """Returns why the engine has failed; None while it has not, and once it is closed."""
         native = self.native
@@ -214,6 +238,7 @@ class SharedEngine(Engine):
         native = self.native
         if native is None or os.getpid() != self.pid:
             return
+        self._hide()
         native.close()
         if self._meeting is not None:  # after that: peers need the goodbye, whatever the store does
             self._meeting.close()
@@ -254,8 +279,7 @@ class SharedEngine(Engine):
         absent = [
             f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
             f"{peer.silence_ns / 1e9:.1f} s ago"
-            for peer in native.peers()
-            if peer.endpoint < self.world_size and not peer.has_begun(op, lane)
+            for peer in self._absent(native, lane, op)
         ]
         log.warning(
             "%s, step %d: a transfer has waited for %.0f s (timeout=%g); %s",
@@ -266,6 +290,11 @@ class SharedEngine(Engine):
             (", ".join(absent) or "all ranks with which it exchanges data have begun it")
             + self._disorder(lane, op),
         )
+
+    def _absent(self, native: _engine.Engine, lane: int, op: int) -> list[_engine.Peer]:
+        """Returns the workers that have not begun an op, of those that tell this engine."""
+        known = [peer for peer in native.peers() if peer.endpoint < self.world_size]
+        return [peer for peer in known if not peer.has_begun(op, lane)]
 
     def _disorder(self, lane: int, op: int) -> str:
         """Returns which ranks wait elsewhere than this one, which waits for an op; "" for none.

@@ -1,0 +1,52 @@
+"""The state of an engine, as `gradwire.live` offers it to readers: its totals and its paths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradwire import _engine
+    from gradwire.transport.meeting import Names
+
+__all__ = ["engine_state"]
+
+MOST_PATHS = 64
+"""How many paths of an engine are offered at most: the worst ones."""
+
+
+def engine_state(native: _engine.Engine, names: Names, endpoint: int, group: str) -> dict[str, Any]:
+    """Returns an engine's state, as JSON takes it.
+
+    Args:
+        native: The compiled engine.
+        names: The names of the endpoints.
+        endpoint: This engine's number among them.
+        group: Name of the group.
+    """
+    failure = native.failure()
+    paths = [
+        {
+            "peer": names.describe([peer.endpoint]),
+            "silence_s": peer.silence_ns / 1e9,
+            "left": peer.left,
+            **peer.path(),
+        }
+        for peer in native.peers()
+    ]
+    of_all = len(paths)
+    if of_all > MOST_PATHS:
+        paths = sorted(paths, key=_badness, reverse=True)[:MOST_PATHS]
+    return {
+        "name": names.describe([endpoint]),
+        "group": group,
+        "workers": len(names.ranks),
+        "failure": None if failure is None else failure.text,
+        "waits": None,
+        "counters": native.counters(),
+        "paths": paths,
+        "of_all": of_all,
+    }
+
+
+def _badness(path: dict[str, Any]) -> tuple[float, float, float]:
+    return path["loss_to"] + path["loss_from"], path["waited_ns"], path["round_ns"]

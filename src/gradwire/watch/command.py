@@ -1,0 +1,89 @@
+"""`gradwire top`: shows what a running job does, from any of its hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from gradwire.core.errors import GradwireError
+from gradwire.watch.figures import SHOWN_STEPS, picture
+from gradwire.watch.source import Watched, find_job
+from gradwire.watch.table import draw
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def top(
+    job: Annotated[
+        str | None, typer.Argument(help="first digits of a job; the newest of this user if absent")
+    ] = None,
+    once: Annotated[bool, typer.Option("-1", "--once", help="print once and leave")] = False,
+    in_json: Annotated[bool, typer.Option("--json", help="print a line of JSON each time")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=60.0, help="seconds between two looks")
+    ] = 1.0,
+) -> None:
+    """Show what a running job does: rates, losses, waits and steps, from any of its hosts.
+
+    The job needs no preparation: its processes on this host are asked, and no others. Rates are
+    those since the look before; the first has means since the job began. Ctrl-C leaves. The exit
+    status is 0, 1 where the job has failed, and 2 where there is no job to show.
+    """
+    try:
+        watched = Watched(find_job(job), SHOWN_STEPS)
+    except GradwireError as error:
+        if in_json:
+            typer.echo(json.dumps({"error": str(error)}))
+        else:
+            typer.echo(f"gradwire top: {error}", err=True)
+        raise typer.Exit(2) from error
+    try:
+        state = _follow(watched, once, in_json, interval)
+    except BrokenPipeError:  # as of `gradwire top | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        state = ""
+    raise typer.Exit(1 if state == "failed" else 0)
+
+
+def _follow(watched: Watched, once: bool, in_json: bool, interval: float) -> str:
+    """Looks and shows until the job has ended, or once; returns how the job is."""
+    console = Console(highlight=False, soft_wrap=True)
+    utf = "utf" in console.encoding.lower()
+    full = console.is_terminal and not (once or in_json)
+    figures: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        live = Live(console=console, screen=True, auto_refresh=False)
+        if full:
+            stack.enter_context(live)
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+        while True:
+            began = time.monotonic()
+            watched.look()
+            figures = picture(watched)
+            if in_json:
+                print(json.dumps(figures), flush=True)
+            elif full:
+                live.update(draw(figures, *console.size, utf), refresh=True)
+            elif console.is_terminal:
+                console.print(draw(figures, console.width, None, utf))
+            else:
+                print(draw(figures, console.width, None, utf).plain, flush=True)
+            if once or figures["state"] == "ended":
+                break
+            if not (full or in_json):
+                print()
+            time.sleep(max(0.0, watched.pause(interval) - (time.monotonic() - began)))
+    if full and figures:  # the last figures stay on the terminal
+        console.print(draw(figures, console.width, None, utf))
+    return str(figures.get("state", ""))

@@ -1,0 +1,232 @@
+"""Reads the state of a job's processes on this host, again and again, without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from gradwire.core.errors import GradwireError
+from gradwire.live.address import FORMAT, Address, addresses, user_of
+
+__all__ = ["LONGEST_S", "Process", "Watched", "find_job", "states"]
+
+MOST_COST = 0.0005
+"""The share of the job's processor time that looks may take; where it is more, they are rarer."""
+LONGEST_S = 5.0
+"""The longest time between two looks for that reason."""
+ANSWER_S = 1.0
+"""How long a process may take to answer; one that takes longer is shown as it was."""
+
+
+class Process:
+    """One process of a job, as far as it has answered.
+
+    Attributes:
+        address: Where it offers its state.
+        now: Its last answer.
+        before: The answer before that, for rates; None until there are two.
+        steps: The last steps of each of its attachments, by the attachment's id.
+        heard: When it answered last, in seconds of the monotonic clock.
+        gone: Whether it has closed its engine, or has ended.
+    """
+
+    def __init__(self, address: Address, kept: int) -> None:
+        self.address = address
+        self._kept = kept
+        self.now: dict[str, Any] = {}
+        self.before: dict[str, Any] | None = None
+        self.steps: dict[str, deque[dict[str, Any]]] = {}
+        self.heard = time.monotonic()
+        self.gone = False
+
+    @property
+    def since(self) -> dict[str, int]:
+        """The number of steps that there were, by the attachment's id."""
+        return {each["id"]: each["noted"] for each in self.now.get("attachments", ())}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Takes an answer."""
+        self.before, self.now = self.now or None, state
+        self.heard = time.monotonic()
+        for each in state["attachments"]:
+            kept = self.steps.setdefault(each["id"], deque(maxlen=self._kept))
+            rows, keys = each.pop("steps"), each.pop("keys")
+            kept.extend(dict(zip(keys, row, strict=True)) for row in rows)
+
+
+class Watched:
+    """The processes of one job on this host.
+
+    Args:
+        job: The job.
+        steps: How many of the last steps are kept.
+
+    Attributes:
+        job: The job.
+        processes: Its processes, those that have ended included.
+    """
+
+    def __init__(self, job: str, steps: int) -> None:
+        self.job = job
+        self._steps = steps
+        self.processes: dict[Address, Process] = {}
+
+    def look(self) -> None:
+        """Asks all processes once; takes `ANSWER_S` at most."""
+        found = {each for each in addresses() if each.job == self.job and each.form == FORMAT}
+        for address in found - self.processes.keys():
+            self.processes[address] = Process(address, self._steps)
+        asked = {
+            address: process.since
+            for address, process in self.processes.items()
+            if address in found and not process.gone
+        }
+        answers = states(asked, self._steps)
+        for address, process in self.processes.items():
+            process.gone = process.gone or address not in found
+            if address in answers and "error" not in answers[address]:
+                process.take(answers[address])
+
+    def pause(self, wanted: float) -> float:
+        """Returns the seconds until the next look, so many that looking costs the job next to none.
+
+        Args:
+            wanted: The seconds that are wanted at least.
+        """
+        cost = used = 0.0
+        for process in self.processes.values():
+            if process.before is not None and not process.gone:
+                now, before = process.now, process.before
+                cost += now["answering_s"] - before["answering_s"]
+                used += (now["processor_s"] - before["processor_s"]) / max(
+                    1e-6, now["clock"] - before["clock"]
+                )
+        return max(wanted, min(LONGEST_S, cost / (MOST_COST * max(used, 1e-9))))
+
+    @property
+    def heard(self) -> list[Process]:
+        """The processes that have answered at all, in the order of their names."""
+        known = [each for each in self.processes.values() if each.now]
+        return sorted(known, key=lambda each: (_place(each), each.address.own))
+
+
+def _place(process: Process) -> tuple[bool, int]:
+    """Returns what sorts processes: workers by rank, then servers."""
+    for engine in process.now["engines"]:
+        word, _, number = engine["name"].partition(" ")
+        if number.isdecimal():
+            return word != "rank", int(number)
+    return True, 0
+
+
+def states(asked: dict[Address, dict[str, int]], steps: int) -> dict[Address, dict[str, Any]]:
+    """Asks processes for their state, all at once.
+
+    Args:
+        asked: The processes, each with the number of steps that are known, by attachment.
+        steps: How many steps of an attachment are wanted at most.
+
+    Returns:
+        The answers; nothing of a process that has ended, is stopped or is somebody else's.
+    """
+    answers: dict[Address, dict[str, Any]] = {}
+    deadline = time.monotonic() + ANSWER_S
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as waits:
+        for address, since in asked.items():
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):
+                connection.connect(address.name)
+                if user_of(connection) != address.uid:  # a name can be taken by anybody
+                    continue
+                connection.sendall(json.dumps({"since": since, "steps": steps}).encode() + b"\n")
+                waits.register(connection, selectors.EVENT_READ, (address, bytearray()))
+        while waits.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in waits.select(left):
+                address, held = key.data
+                part = _receive(key.fileobj)
+                held += part
+                if part:
+                    continue
+                waits.unregister(key.fileobj)
+                with contextlib.suppress(ValueError):
+                    answers[address] = json.loads(bytes(held))
+    return answers
+
+
+def _receive(connection: Any) -> bytes:
+    try:
+        part: bytes = connection.recv(1 << 18)
+    except OSError:
+        return b""
+    return part
+
+
+def find_job(asked: str | None) -> str:
+    """Returns the job that is meant: the newest one of this user, or the one that begins so.
+
+    Args:
+        asked: The first digits of a job; None for the newest.
+
+    Raises:
+        GradwireError: There is none, or it is another user's or another version's; the error says
+            which there are.
+    """
+    own, found = os.geteuid(), addresses()
+    mine = [each for each in found if each.uid == own or (own == 0 and asked is not None)]
+    meant = [each for each in found if each.job.startswith(asked or "")]
+    readable = [each for each in mine if each in meant and each.form == FORMAT]
+    started = {
+        address.job: state.get("started", 0.0)
+        for address, state in states({each: {} for each in readable}, 0).items()
+    }
+    jobs = {each.job for each in readable}
+    if asked is None and jobs:
+        return max(sorted(jobs), key=lambda job: started.get(job, 0.0))
+    if len(jobs) > 1:
+        raise GradwireError(f"several jobs begin with {asked!r}: {', '.join(sorted(jobs))}")
+    if jobs:
+        return jobs.pop()
+    raise GradwireError(_none(asked, own, meant, found))
+
+
+def _none(asked: str | None, own: int, meant: Sequence[Address], found: Sequence[Address]) -> str:
+    """Says, in one line, why there is no job to show."""
+    others = [each for each in meant if each.uid != own]
+    forms = sorted({each.form for each in meant if each.uid == own})
+    what = f"no job of {_user(own)} runs here" if asked is None else f"no job {asked!r} runs here"
+    if forms:
+        return (
+            f"the job's gradwire offers its state in form {forms[0]}, and this one reads form "
+            f"{FORMAT}: use the gradwire of the job"
+        )
+    if others and own != 0:
+        name = _user(others[0].uid)
+        return (
+            f"{what}; job {others[0].job} is {name}'s, and only {name} and root may look at it: "
+            f"sudo -u {name} gradwire top"
+        )
+    if others:
+        listed = ", ".join(sorted({f"{each.job} of {_user(each.uid)}" for each in others}))
+        return f"{what}; name one of the others': {listed}"
+    jobs = ", ".join(sorted({each.job for each in found if each.uid == own}))
+    more = f"; there are {jobs}" if jobs else ""
+    return (
+        f"{what}{more}: run it on a host of the job, and inside its container, as the job's user. "
+        "A job of one worker has no network to show"
+    )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
