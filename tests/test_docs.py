@@ -382,3 +382,57 @@ def test_the_picture_and_what_is_said_of_the_demo_are_of_one_run() -> None:
     for form in ("step-times.svg", "step-times-dark.svg"):
         drawn = (ROOT / "docs" / form).read_text(encoding="utf-8")
         assert f"{1000 * ours['comm_median_s']:.0f} · " in drawn
+
+
+# ---------------------------------------------------------------------------- words
+
+OF_THE_CODE = (
+    "design.md",
+    "measurements.md",
+    "reproduction.md",
+    "accuracy.md",
+    "lab.md",
+    "demo.md",
+)
+"""Pages that may use the words of the code."""
+
+EVERYDAY = {
+    *("arm", "axis", "block", "competition", "course", "early", "ground", "limit", "message"),
+    *("place", "refused", "repeat", "replica", "spare", "task", "turn", "way", "way back"),
+    *("window", "wire"),
+}
+"""Words of the code that are everyday words, too."""
+
+
+def words_of(page: str) -> list[str]:
+    """The words that the tables of a page explain, as they stand in their first columns."""
+    text = (DOCS / page).read_text()
+    section = text[text.index("\n## Words\n") :].split("\n## ")[1]
+    cells = re.findall(r"^\| (.+?) \|", section, re.M)
+    return [cell for cell in cells if cell not in ("word", "---")]
+
+
+def test_a_word_stands_in_one_table() -> None:
+    words = words_of("concepts.md") + words_of("design.md")
+    assert len(words) > 80
+    assert sorted(words) == sorted(set(words))
+
+
+def test_pages_for_users_keep_to_the_words_of_concepts() -> None:
+    of_code, of_users = (
+        {
+            word
+            for cell in words_of(page)
+            for word in re.split(r"[,;] ", re.sub(r" \(.*?\)", "", cell))
+        }
+        for page in ("design.md", "concepts.md")
+    )
+    theirs = sorted(of_code - of_users - EVERYDAY)
+    pages = [page for page in DOCS.rglob("*.md") if page.name not in OF_THE_CODE]
+    found = [
+        f"{page.relative_to(DOCS)}: {word}"
+        for page in pages
+        for word in theirs
+        if re.search(rf"(?<![\w`-]){re.escape(word)}s?(?![\w`-])", page.read_text(), re.I)
+    ]
+    assert found == []

@@ -41,7 +41,7 @@ argument ([off](../guides/choosing-a-policy.md#off)).
 Truth values in variables are `1`, `true`, `yes`, `on` and `0`, `false`, `no`, `off`. Tables and
 lists can be given as arguments only. A unit "share" is a part of one: 0.1 is a tenth. [0, 1) means
 from 0 to 1 without 1 itself. The words that the meanings use are explained in
-[design.md](../design.md#words).
+[concepts.md](../concepts.md#words).
 
 ## The policy
 
