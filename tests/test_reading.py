@@ -284,6 +284,27 @@ def test_what_holds_no_step_is_refused_in_a_line(
     assert run(command, tmp_path / "nowhere", status=2).stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "odd", ["null", "NaN", "-1e308", "1" + "0" * 400, '"text"', "[]", "[1]", '{"a": 1}', "true"]
+)
+def test_odd_values_of_any_key_stop_nothing(tmp_path: Path, odd: str) -> None:
+    whole = step(SLOW)
+    keys = [*whole, *whole["slowest"]]
+    lines = []
+    for number, key in enumerate(keys, SLOW - len(keys) + 5):
+        line = json.dumps(step(number))
+        lines.append(re.sub(rf'"{key}": ("[^"]*"|[^,{{}}\[\]"]+)', f'"{key}": {odd}', line))
+    file = tmp_path / "steps.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    commands = [["why", file, "--step", SLOW + after] for after in range(-5, 5)]
+    commands += [["report", file, "--out", tmp_path / "page.html"]]
+    commands += [["diff", write(tmp_path / "whole.jsonl"), file]]
+    for words in commands:
+        said = CliRunner().invoke(cli.app, list(map(str, words)))
+        assert said.exit_code in (0, 2), said.exception
+        assert isinstance(said.exception, (SystemExit, type(None)))
+
+
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "steps.jsonl")
     assert "cannot be written" in run("report", file, "--out", "/dev/null/page", status=2).stderr

@@ -15,10 +15,20 @@ from numpy.typing import NDArray
 
 from gradwire.core.report import FORMAT
 
-__all__ = ["Record", "Run", "UnreadableError", "read"]
+__all__ = ["Record", "Run", "UnreadableError", "number", "read"]
 
 NEEDED = ("step", "rank", "policy", "comm_s", "delivered")
 """Keys that every version has written; a line without them is none of a report file."""
+
+LARGEST = 1e30
+"""No number of a report comes near it."""
+
+
+def number(value: object, default: float = math.nan) -> float:
+    """Returns a number that JSON held; `default` for anything else, and for what is not finite."""
+    if isinstance(value, (int, float)) and abs(value) < LARGEST:
+        return float(value)
+    return default
 
 
 class UnreadableError(Exception):
@@ -31,6 +41,7 @@ class Record:
 
     Attributes:
         step: Number of the step.
+        rank: The rank that reported it.
         values: The line's values; those that an older version lacks are not there.
         names: Names of the regions.
         delivered: float32, what was delivered of each region.
@@ -39,6 +50,7 @@ class Record:
     """
 
     step: int
+    rank: int
     values: Mapping[str, Any]
     names: tuple[str, ...]
     delivered: NDArray[np.float32]
@@ -47,8 +59,7 @@ class Record:
 
     def number(self, key: str, default: float = math.nan) -> float:
         """Returns a number of the line; `default` where it is missing or null."""
-        value = self.values.get(key)
-        return float(value) if isinstance(value, (int, float)) else default
+        return number(self.values.get(key), default)
 
     def text(self, key: str) -> str:
         """Returns a text of the line; "" where it is missing."""
@@ -70,8 +81,7 @@ class Record:
     def loss(self) -> float:
         """The training loss that the ranks agreed on; NaN where none was given."""
         agreed = self.values.get("agreed")
-        value = agreed.get("loss") if isinstance(agreed, Mapping) else None
-        return float(value) if isinstance(value, (int, float)) else math.nan
+        return number(agreed.get("loss")) if isinstance(agreed, Mapping) else math.nan
 
 
 @dataclass
@@ -114,7 +124,7 @@ def read(path: Path) -> list[Run]:
         raise UnreadableError(f"{path}: no step of gradwire in it; report= of attach writes them")
     jobs: dict[tuple[str, str], list[Run]] = {}
     for run in found:
-        file, _, module = run.name.partition(", ")
+        file, _, module = run.name.partition(", module ")
         numbers = [each.span() for each in re.finditer(r"\d+", file) if int(each[0]) == run.rank]
         at, end = numbers[-1] if numbers else (len(file), len(file))
         jobs.setdefault((f"{file[:at]}{{rank}}{file[end:]}", module), []).append(run)
@@ -150,16 +160,16 @@ def _read_file(path: Path) -> list[Run]:
             try:
                 record = _record(values, names)
                 module = int(values.get("attachment", 0))
-            except (TypeError, ValueError, KeyError, AttributeError):
+                later += int(values.get("format", 1) > FORMAT)
+            except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
                 broken += 1
                 continue
-            later += int(values.get("format", 1) > FORMAT)
             modules.setdefault(module, []).append(record)
     cut = " (the last one is cut off, as by a crash)" if broken and not whole else ""
     runs = []
     for module, records in modules.items():
         name = f"{path}, module {module}" if len(modules) > 1 else str(path)
-        run = Run(name, int(records[0].values["rank"]), [])
+        run = Run(name, records[0].rank, [])
         if broken:
             run.missing.append(f"{_lines(broken)} cannot be read{cut}")
         if foreign:
@@ -182,10 +192,11 @@ def _record(values: dict[str, Any], names: dict[tuple[str, ...], tuple[str, ...]
     own = tuple(str(region["name"]) for region in regions)
     return Record(
         int(values["step"]),
+        int(values["rank"]),
         values,
         names.setdefault(own, own),
-        np.array([region["delivered"] for region in regions], np.float32),
-        np.array([region["bound"] for region in regions], np.float32),
+        np.array([number(region["delivered"], 1.0) for region in regions], np.float32),
+        np.array([number(region["bound"], 0.0) for region in regions], np.float32),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from gradwire.reading.records import Record, Run
+from gradwire.reading.records import Record, Run, number
 from gradwire.reading.words import count, seconds, share
 
 __all__ = ["Cause", "Why", "explain", "slowest", "slowest_steps"]
@@ -205,9 +205,10 @@ class _Reading:
 
     def _witness(self) -> str:
         """Returns what the file of the rank that is named says of the same step."""
-        if self.cause not in ("late rank", "path in", "results") or self.who[:5] != "rank ":
+        rank = self.who.removeprefix("rank ")
+        if self.cause not in ("late rank", "path in", "results") or not rank.isdecimal():
             return ""
-        own = self.run.others.get(int(self.who[5:]), {}).get(self.record.step)
+        own = self.run.others.get(int(rank), {}).get(self.record.step)
         if own is None:
             return f"; no file of {self.who} is here to confirm it"
         pushed = (own.slowest or {}).get("pushed")
@@ -292,12 +293,7 @@ def _computed(record: Record) -> float:
 
 def _slowest(key: str) -> Value:
     """Returns a function for a number of the slowest bucket, NaN where it is not recorded."""
-
-    def value(record: Record) -> float:
-        found = (record.slowest or {}).get(key)
-        return float(found) if isinstance(found, (int, float)) else math.nan
-
-    return value
+    return lambda record: number((record.slowest or {}).get(key))
 
 
 def _between(start: str, end: str) -> Value:
