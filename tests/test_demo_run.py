@@ -133,6 +133,27 @@ def test_a_quick_demo_in_namespaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("wires")
+def test_hosts_far_from_each_other_in_namespaces(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--case", "far", "--steps", "3", "--json")
+    assert demo.wait(150.0) == 0, demo.said()
+    document = json.loads(demo.output.read_text())
+    assert (document["mode"], document["bursts"], document["far"]) == ("namespaces", None, None)
+    assert [each["name"] for each in document["contestants"]] == [
+        "gloo-fp16",
+        "reliable",
+        "adaptive",
+    ]
+    for entry in document["contestants"]:
+        assert entry["replicas_identical"] is True
+        assert min(step["comm"] for step in entry["series"]) > document["scenario"]["round_trip_s"]
+    assert document["contestants"][1]["retransmissions"] > 0  # the path really loses
+    assert "too few steps" in document["headline"]
+    demo.check_that_nothing_is_left()
+
+
+@pytest.mark.slow
 def test_a_quick_demo_on_loopback(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--quick", "--json", GRADWIRE_DEMO_LOOPBACK="1")
     assert demo.wait(90.0) == 0, demo.said()
