@@ -27,6 +27,7 @@ from gradwire.transport.addresses import (
     LocalAddress,
     host_identity,
     reachable_interfaces,
+    with_port,
 )
 from gradwire.transport.introductions import (
     Introduction,
@@ -198,8 +199,7 @@ def _store(place: Place, timeout_s: float) -> Store:
             "`gradwire probe` needs no torch"
         ) from error
     if place.hosted or place.rank != 0:
-        host = f"[{place.address}]" if ":" in place.address else place.address
-        opened: Store = open_store(f"{host}:{place.port}", timeout_s)
+        opened: Store = open_store(with_port(place.address, place.port), timeout_s)
         return opened
     import datetime
 

@@ -26,6 +26,7 @@ from gradwire.transport.addresses import (
     on_first_free,
     reachable_interfaces,
     route_mtu,
+    with_port,
 )
 
 __all__ = ["app", "reached"]
@@ -111,7 +112,7 @@ def _listen(target: str, settings: Settings, idle_s: float, as_json: bool) -> in
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     responder = Responder(sockets, notice)
     addresses = _own_addresses(settings)
-    typed = f"gradwire probe {_target(addresses[0], port)}"
+    typed = f"gradwire probe {addresses[0] if port == PORT else with_port(addresses[0], port)}"
     text = (
         f"Listening on UDP port {port} of {', '.join(addresses)}.\nType on the other host: {typed}"
     )
@@ -288,9 +289,3 @@ def _port(text: str, value: str) -> int:
     if text.isascii() and text.isdigit() and 0 < int(text) < 65_536:
         return int(text)
     raise ConfigError.of("PORT", value, "a UDP port from 1 to 65535")
-
-
-def _target(address: str, port: int) -> str:
-    if port == PORT:
-        return address
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.transport.addresses import is_link_local, scoped
+from gradwire.transport.addresses import is_link_local, scoped, with_port
 
 __all__ = ["ECT0", "LARGEST_UDP", "Message", "Place", "UdpSocket", "place_text"]
 
@@ -253,7 +253,7 @@ class UdpSocket:
 def place_text(place: Place) -> str:
     """Returns an address and port as text, an IPv6 address in brackets."""
     host = _scoped(str(place[0]), place[3] if len(place) == 4 else 0)
-    return f"[{host}]:{place[1]}" if ":" in host else f"{host}:{place[1]}"
+    return with_port(host, place[1])
 
 
 def _scoped(address: str, index: int) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "reachable_interfaces",
     "route_mtu",
     "scoped",
+    "with_port",
 ]
 
 UDP_OVERHEAD = {4: 28, 6: 48}
@@ -210,6 +211,11 @@ def is_link_local(address: str) -> bool:
     """Returns whether the address is a link-local one of IPv6, which needs an interface with it."""
     parsed = _parsed(address)
     return parsed.version == 6 and parsed.is_link_local
+
+
+def with_port(address: str, port: int) -> str:
+    """Returns an address and a port as text, an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def scoped(address: str, interface: str) -> str:

@@ -21,6 +21,7 @@ from gradwire.transport.addresses import (
     on_first_free,
     reachable_interfaces,
     scoped,
+    with_port,
 )
 from gradwire.transport.introductions import (
     Introduction,
@@ -217,24 +218,20 @@ def _setup(
     """Returns one line that describes an endpoint's addresses, buffers and peers."""
     features = engine.features()
     peers = [
-        f"{meeting.describe([peer.endpoint])} at {_place(*places[peer.endpoint])}"
+        f"{meeting.describe([peer.endpoint])} at {with_port(*places[peer.endpoint])}"
         for peer in engine.peers()
     ]
     switches = (("GSO", "udp_segment"), ("GRO", "udp_gro"), ("ECN", "ecn"))
     words = [f"{name} {'on' if features[key] else 'off'}" for name, key in switches]
     more = f" and {len(peers) - MOST_NAMED} more" if len(peers) > MOST_NAMED else ""
     return (
-        f"{meeting.describe([meeting.endpoint])}: UDP {_place(*places[meeting.endpoint])}, "
+        f"{meeting.describe([meeting.endpoint])}: UDP {with_port(*places[meeting.endpoint])}, "
         f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'unknown'}), datagrams of "
         f"{datagram} bytes, receive buffer {features['rcvbuf']} bytes (asked for "
         f"{features['rcvbuf_asked']}), send buffer {features['sndbuf']} (asked for "
         f"{features['sndbuf_asked']}), {', '.join(words)}; peers: "
         f"{', '.join(peers[:MOST_NAMED])}{more}"
     )
-
-
-def _place(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 @dataclass
@@ -320,7 +317,7 @@ def _unconnected(
             "GRADWIRE_DATAGRAM to the length that it carries, or raise its MTU"
         )
     where = ", ".join(
-        f"{meeting.describe([e])} at {_place(*places[e])} on {everybody[e].host!r}"
+        f"{meeting.describe([e])} at {with_port(*places[e])} on {everybody[e].host!r}"
         for e in at_fault[:MOST_NAMED]
     )
     return meeting.error(
