@@ -22,6 +22,7 @@ from gradwire.core.plan import TransferPlan, encoded_share
 from gradwire.core.regions import TensorSlot
 from gradwire.core.slowest import SlowestBucket
 from gradwire.core.transfer_report import TransferReport
+from gradwire.core.words import count, seconds, share
 
 __all__ = ["FORMAT", "RegionReport", "ReportWriter", "StepReport", "build_report", "finite"]
 
@@ -133,11 +134,11 @@ class StepReport:
         return f"StepReport({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)}, …)"
 
     def __str__(self) -> str:
-        kept = f"delivered {_share(self.delivered)}, may lose {_share(self.bound)} at most"
+        kept = f"delivered {share(self.delivered)}, may lose {share(self.bound)} at most"
         notes = [f"guard: {self.guard}"] if self.guard else []
         if self.exceeded:
-            notes.append(f"beyond their bound: {_count(len(self.exceeded), 'region')}")
-        path = f"round trip {_ms(self.rtprop_s)}"
+            notes.append(f"beyond their bound: {count(len(self.exceeded), 'region')}")
+        path = f"round trip {seconds(self.rtprop_s)}"
         if self.btlbw:
             path += f", {self.btlbw / 1e6:.3g} MB/s"
         return "\n".join(
@@ -145,10 +146,10 @@ class StepReport:
                 f"step {self.step} of rank {self.rank}: "
                 + ", ".join([f"{self.policy}, {self.phase} phase", kept, *notes]),
                 f"  sent: {self.bytes / 1e6:.3g} MB for {self.elements:,} elements in "
-                f"{_count(self.buckets, 'bucket')}, {_count(self.packets, 'packet')}, "
+                f"{count(self.buckets, 'bucket')}, {count(self.packets, 'packet')}, "
                 f"{self.retransmissions:,} again",
-                f"  time: {_ms(self.comm_s)} from first to last bucket, {_ms(self.exposed_s)} of "
-                f"it with nothing left to compute; {path}",
+                f"  time: {seconds(self.comm_s)} from first to last bucket, "
+                f"{seconds(self.exposed_s)} of it with nothing left to compute; {path}",
             )
         )
 
@@ -164,19 +165,6 @@ class StepReport:
         regions = [vars(region) for region in self.regions]
         values = {"format": FORMAT, **finite(values), "regions": regions}
         return json.dumps(values, allow_nan=False, separators=(",", ":"))
-
-
-def _share(value: float) -> str:
-    """Returns a share in per cent, 100 % for a whole one alone."""
-    return "100 %" if value == 1 else f"{min(100 * value, 99.9):.3g} %"
-
-
-def _count(number: int, of: str) -> str:
-    return f"{number:,} {of}{'' if number == 1 else 's'}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def build_report(

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.core.words import seconds, share
 from gradwire.reading.records import Record, Run, UnreadableError
-from gradwire.reading.words import seconds, share
 
 __all__ = ["Measure", "compare"]
 

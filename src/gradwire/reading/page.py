@@ -8,9 +8,9 @@ from html import escape
 
 import numpy as np
 
+from gradwire.core.words import seconds, share
 from gradwire.reading.records import Record, Run
 from gradwire.reading.summary import Summary
-from gradwire.reading.words import seconds, share
 
 __all__ = ["page"]
 

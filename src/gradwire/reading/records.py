@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.report import FORMAT
+from gradwire.core.words import count
 
 __all__ = ["Record", "Run", "UnreadableError", "number", "read"]
 
@@ -171,20 +172,16 @@ def _read_file(path: Path) -> list[Run]:
         name = f"{path}, module {module}" if len(modules) > 1 else str(path)
         run = Run(name, records[0].rank, [])
         if broken:
-            run.missing.append(f"{_lines(broken)} cannot be read{cut}")
+            run.missing.append(f"{count(broken, 'line')} cannot be read{cut}")
         if foreign:
-            run.missing.append(f"{_lines(foreign)} of another kind: no step of gradwire")
+            run.missing.append(f"{count(foreign, 'line')} of another kind: no step of gradwire")
         if later:
             run.missing.append(
-                f"{_lines(later)} of a later gradwire; what is new there is left out"
+                f"{count(later, 'line')} of a later gradwire; what is new there is left out"
             )
         run.records = list(_timed(records, run.missing))
         runs.append(run)
     return runs
-
-
-def _lines(count: int) -> str:
-    return f"{count:,} line{'' if count == 1 else 's'}"
 
 
 def _record(values: dict[str, Any], names: dict[tuple[str, ...], tuple[str, ...]]) -> Record:
@@ -216,17 +213,17 @@ def _timed(records: Iterable[Record], missing: list[str]) -> Iterator[Record]:
         kept[record.step] = before = record
     if lacking:
         missing.append(
-            f"{_lines(lacking)} of a version that did not record exposed_s: "
+            f"{count(lacking, 'line')} of a version that did not record exposed_s: "
             "the whole communication stands for the waiting"
         )
     if unexplained:
         missing.append(
-            f"{_lines(unexplained)} of a version that did not record what a step waits for"
+            f"{count(unexplained, 'line')} of a version that did not record what a step waits for"
         )
     if starts:
-        times = f"{starts} time{'' if starts == 1 else 's'}"
-        missing.append(f"the job went back {times} (it was started again): the last record counts")
-    gaps = max(kept) - min(kept) + 1 - len(kept)
-    if gaps:
-        missing.append(f"{gaps:,} steps between the first and the last one have no line")
+        missing.append(
+            f"the job went back {count(starts, 'time')} (it was started again): the last counts"
+        )
+    if gaps := max(kept) - min(kept) + 1 - len(kept):
+        missing.append(f"{count(gaps, 'step')} between the first and the last one: no line")
     yield from (kept[step] for step in sorted(kept))

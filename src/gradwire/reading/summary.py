@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.report import finite
+from gradwire.core.words import count, seconds, share
 from gradwire.reading.records import Record, Run
 from gradwire.reading.why import Why, slowest_steps
-from gradwire.reading.words import count, seconds, share
 
 __all__ = ["Layer", "Summary", "summarize"]
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from gradwire.core.words import count, seconds, share
 from gradwire.reading.records import Record, Run, number
-from gradwire.reading.words import count, seconds, share
 
 __all__ = ["Cause", "Why", "explain", "slowest", "slowest_steps"]
 
