@@ -21,6 +21,8 @@ FEWEST = 20
 """Of fewer steps nothing is advised."""
 LITTLE = 0.05
 """Below this share of the time waiting costs little."""
+SEVERAL = 3
+"""So many slow steps, and half of them, have one cause before that is looked at."""
 SOME_LOST = 1e-3
 """From this share of packets sent again on the network loses."""
 OFTEN = 0.01
@@ -213,16 +215,15 @@ def _advice(run: Summary) -> list[str]:
             "takes it, and no transport helps"
         ]
     said = []
-    late = Counter(each.who for each in run.slowest if each.cause == "late rank")
-    computing = sum(each.cause == "computing" for each in run.slowest)
-    if late and 2 * sum(late.values()) >= len(run.slowest):
-        who, times = late.most_common(1)[0]
-        said.append(
-            f"look at {who}, which began late in {times} of the {len(run.slowest)} slowest steps; "
-            "no policy helps against a rank that computes longer"
-        )
-    elif computing * 2 > len(run.slowest):
-        said.append("look at what the script does in the slowest steps: most are slow by computing")
+    causes = Counter((each.cause, each.who) for each in run.slowest)
+    for (cause, who), times in causes.items():
+        if times < max(SEVERAL, len(run.slowest) / 2):
+            continue
+        of = f"{times} of the {len(run.slowest)} slowest steps"
+        if cause == "late rank":
+            said.append(f"look at {who}, which began late in {of}; no policy helps against that")
+        elif cause == "computing":
+            said.append(f"look at what the script does in the slowest steps: {of} computed longer")
     acted = run.guards.get("resent", 0) + run.guards.get("skipped", 0) + run.exceeded
     if acted > OFTEN * run.steps:
         said.append(
