@@ -29,7 +29,7 @@ from gradwire.transport import communicator, engines, joining, registry
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.engines import SharedEngine
 from gradwire.transport.meeting import Meeting
-from gradwire.transport.threads import CompletionPool, Stager
+from gradwire.transport.threads import CompletionPool, StartQueue
 from threads import at_once
 
 Array = NDArray[np.float32]
@@ -746,25 +746,25 @@ def test_what_fails_together_has_failed_before_any_callback_runs(
 
 
 def test_a_stager_runs_in_order_and_survives_what_is_thrown() -> None:
-    stager = Stager("test")
-    assert not stager.started
+    start_queue = StartQueue("test")
+    assert not start_queue.started
     seen: list[int] = []
     done = threading.Event()
-    stager.submit(lambda: time.sleep(0.1))
-    assert stager.started
-    stager.submit(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    start_queue.submit(lambda: time.sleep(0.1))
+    assert start_queue.started
+    start_queue.submit(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     for number in range(5):
-        stager.submit(functools.partial(seen.append, number))
-    stager.stop()
-    assert not stager.started
-    stager.stop()
-    stager.submit(done.set)  # starts anew
+        start_queue.submit(functools.partial(seen.append, number))
+    start_queue.stop()
+    assert not start_queue.started
+    start_queue.stop()
+    start_queue.submit(done.set)  # starts anew
     assert done.wait(5)
     deadline = time.monotonic() + 5
     while len(seen) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert seen == list(range(5))
-    stager.stop()
+    start_queue.stop()
 
 
 # ---------------------------------------------------------------------------- reduce-scatter

@@ -119,7 +119,7 @@ def test_a_worker_alone_needs_no_engine_in_virtual_time_either() -> None:
 
 
 class Unready(Reliable):
-    """Cannot give the first bucket's chunks their classes, which it does on the Stager's thread."""
+    """Cannot give the first bucket's chunks their classes, which a StartQueue does."""
 
     def plan(self, context: PlanContext) -> TransferPlan:
         return replace(super().plan(context), order="priority")
@@ -139,9 +139,9 @@ def test_a_callback_of_a_bucket_may_wait_for_a_later_one(policy: str | Policy) -
     A job of one rank has such transfers.
     """
     job = Job(1, {"a.weight": 10, "b.weight": 10}, policy, buckets=[1, 1])
-    stager = job.pipelines[0].communicator.stager
+    start_queue = job.pipelines[0].communicator.start_queue
     asked, later = threading.Event(), threading.Event()
-    stager.submit(lambda: [asked.wait(60)].clear())  # both buckets queue behind this
+    start_queue.submit(lambda: [asked.wait(60)].clear())  # both buckets queue behind this
     _, (first, second) = job.start([np.ones(20, np.float32)])
     came: list[bool] = []
     waited = threading.Event()
@@ -155,7 +155,7 @@ def test_a_callback_of_a_bucket_may_wait_for_a_later_one(policy: str | Policy) -
     asked.set()
     assert waited.wait(60)
     assert came == [True]
-    stager.stop()
+    start_queue.stop()
 
 
 @pytest.mark.parametrize("servers", [0, 1])

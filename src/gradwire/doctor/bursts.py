@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from gradwire.doctor.datagrams import HEADER_BYTES
-from gradwire.doctor.udp import LARGEST_UDP, Message, Place, UdpSocket
+from gradwire.doctor.udp import LARGEST_UDP, Message, SocketAddress, UdpSocket
 
 __all__ = ["MOST_BYTES", "Burst", "Tally", "is_allowed", "send_burst"]
 
@@ -57,7 +57,7 @@ def is_allowed(burst: Burst) -> bool:
 
 
 def send_burst(
-    socket: UdpSocket, prefix: bytes, burst: Burst, to: Place, local: bytes = b""
+    socket: UdpSocket, prefix: bytes, burst: Burst, to: SocketAddress, local: bytes = b""
 ) -> int:
     """Sends a burst, and returns its rate in bits per second as it was sent.
 

@@ -19,7 +19,7 @@ from gradwire.doctor.host import environment_settings
 from gradwire.doctor.judge import accept, path_findings, rtt_text, way_rows
 from gradwire.doctor.prober import Measurement, Prober
 from gradwire.doctor.responder import Event, Responder
-from gradwire.doctor.udp import Place, UdpSocket, place_text
+from gradwire.doctor.udp import SocketAddress, UdpSocket, place_text
 from gradwire.transport.addresses import (
     LocalAddress,
     local_addresses,
@@ -244,7 +244,7 @@ def _table(found: Measurement) -> str:
     return "\n".join([*table, "", *(f"  {line}" for line in last)])
 
 
-def _ends(host: str, port: int, settings: Settings) -> tuple[LocalAddress, Place]:
+def _ends(host: str, port: int, settings: Settings) -> tuple[LocalAddress, SocketAddress]:
     """Returns the local address that gradwire would use towards a host, and the host's place."""
     own = local_addresses(settings.interface, host)
     try:
@@ -260,7 +260,7 @@ def _ends(host: str, port: int, settings: Settings) -> tuple[LocalAddress, Place
     raise ConfigError.of("HOST", host, f"it has no address of {versions}, as this host has")
 
 
-def _plain(peer: Place) -> str:
+def _plain(peer: SocketAddress) -> str:
     text = place_text(peer).rpartition(":")[0]
     return text.removeprefix("[").removesuffix("]")
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from gradwire.doctor.bursts import MOST_BYTES, Burst, Tally, send_burst
 from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, data_prefix, parse
-from gradwire.doctor.udp import ECT0, Message, Place, UdpSocket
+from gradwire.doctor.udp import ECT0, Message, SocketAddress, UdpSocket
 
 __all__ = ["Measurement", "Prober", "RoundTrips", "Way"]
 
@@ -132,7 +132,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BurstResult:
     """What became of a burst: sent and arrived, both as numbers and as rates."""
 
     sent: int
@@ -168,7 +168,7 @@ class Prober:
     def __init__(
         self,
         socket: UdpSocket,
-        peer: Place,
+        peer: SocketAddress,
         limit: int,
         seconds: float,
         token: int | None = None,
@@ -343,7 +343,7 @@ class Prober:
 
     # ------------------------------------------------------------------ rate and loss
 
-    def _way(self, way: Way, send: Callable[[Burst], Outcome]) -> None:
+    def _way(self, way: Way, send: Callable[[Burst], BurstResult]) -> None:
         """Measures rate and loss of one direction, by bursts of ever higher rates."""
         small = min(way.datagram, GENTLE_SIZE)
         gentle = send(Burst(GENTLE_COUNT, small, GENTLE, 1))
@@ -364,7 +364,9 @@ class Prober:
             way.loss, way.datagrams = calm.loss, calm.sent
             way.overflows += calm.overflows
 
-    def _double(self, way: Way, send: Callable[[Burst], Outcome], usual: float, train: int) -> None:
+    def _double(
+        self, way: Way, send: Callable[[Burst], BurstResult], usual: float, train: int
+    ) -> None:
         size, left, rate = way.datagram, MOST_BYTES * 3 // 4, 2 * GENTLE
         failed = 0
         while failed < ATTEMPTS:
@@ -386,7 +388,7 @@ class Prober:
             failed = failed + 1 if step.sent_rate < KEPT_UP * rate else 0
             rate *= 2
 
-    def _burst_there(self, burst: Burst) -> Outcome:
+    def _burst_there(self, burst: Burst) -> BurstResult:
         number = self._next()
         prefix = data_prefix(self._token, self._cookie, number)
         sent_rate = send_burst(self._socket, prefix, burst, self._peer)
@@ -395,9 +397,9 @@ class Prober:
         arrived, rate, overflows, merged = answer.arguments[:4]
         refused = not self._socket.segments
         arrived = min(arrived, burst.count)
-        return Outcome(burst.count, arrived, sent_rate, rate, overflows, merged, refused)
+        return BurstResult(burst.count, arrived, sent_rate, rate, overflows, merged, refused)
 
-    def _burst_back(self, burst: Burst) -> Outcome:
+    def _burst_back(self, burst: Burst) -> BurstResult:
         number = self._next()
         prefix = data_prefix(self._token, self._cookie, number)
         self._tally = tally = Tally(prefix)
@@ -413,7 +415,7 @@ class Prober:
         _, sent_rate, refused = answer.arguments[:3]
         overflows = self._socket.overflows - before
         arrived = min(tally.count, burst.count)
-        return Outcome(
+        return BurstResult(
             burst.count, arrived, sent_rate, tally.rate, overflows, tally.merged, bool(refused)
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gradwire.core.errors import ConfigError
 from gradwire.doctor.bursts import MOST_BYTES, Burst, Tally, is_allowed, send_burst
 from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, data_prefix, parse
-from gradwire.doctor.udp import LARGEST_UDP, Message, Place, UdpSocket, place_text
+from gradwire.doctor.udp import LARGEST_UDP, Message, SocketAddress, UdpSocket, place_text
 from gradwire.transport.addresses import ETHERNET_DATAGRAM, local_addresses, route_mtu
 
 __all__ = ["Event", "Responder", "datagram_limit"]
@@ -87,15 +87,15 @@ class Responder:
         self._limit = limit or datagram_limit
         self._token = token
         self._secret = secrets.token_bytes(32)
-        self._sessions: dict[Place, Session] = {}
-        self._strangers: dict[Place, int] = {}
+        self._sessions: dict[SocketAddress, Session] = {}
+        self._strangers: dict[SocketAddress, int] = {}
 
     def serve(
         self,
         idle_s: float,
         *,
         once: bool = False,
-        knock: Place | None = None,
+        knock: SocketAddress | None = None,
         contact_s: float | None = None,
         longest_s: float = math.inf,
     ) -> None:
@@ -152,13 +152,13 @@ class Responder:
                 self._answer(socket, message, datagram)
         return proven
 
-    def _cookie(self, place: Place, token: int) -> int:
+    def _cookie(self, place: SocketAddress, token: int) -> int:
         """Returns what only a receiver at this place can know."""
         text = f"{place[0]} {place[1]} {token}".encode()
         digest = hmac.new(self._secret, text, hashlib.sha256).digest()
         return int.from_bytes(digest[:8], "big") | 1
 
-    def _proves(self, place: Place, datagram: Datagram) -> bool:
+    def _proves(self, place: SocketAddress, datagram: Datagram) -> bool:
         return datagram.cookie == self._cookie(place, datagram.token)
 
     def _welcome(self, socket: UdpSocket, message: Message, hello: Datagram) -> None:
@@ -243,7 +243,7 @@ class Responder:
         session.sent = (count, sent_rate, int(not socket.segments))
 
 
-def _bound(table: dict[Place, Session] | dict[Place, int]) -> None:
+def _bound(table: dict[SocketAddress, Session] | dict[SocketAddress, int]) -> None:
     """Makes room for one more place, the oldest of which is forgotten."""
     while len(table) >= MOST_SESSIONS:
         del table[next(iter(table))]

@@ -17,9 +17,9 @@ from typing import Any
 
 from gradwire.transport.addresses import is_link_local, scoped, with_port
 
-__all__ = ["ECT0", "LARGEST_UDP", "Message", "Place", "UdpSocket", "place_text"]
+__all__ = ["ECT0", "LARGEST_UDP", "Message", "SocketAddress", "UdpSocket", "place_text"]
 
-Place = tuple[Any, ...]
+SocketAddress = tuple[Any, ...]
 """An address and port, as a socket takes them."""
 
 RECEIVE_BUFFER = 16 << 20
@@ -63,7 +63,7 @@ class Message:
 
     data: bytes
     segment: int
-    source: Place
+    source: SocketAddress
     ecn: int
     arrived_ns: int
     local: bytes
@@ -138,12 +138,12 @@ class UdpSocket:
         self.segments = self._try(socket.IPPROTO_UDP, UDP_SEGMENT, 0)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SocketAddress:
         """The address and port that it is bound to."""
-        name: Place = self._socket.getsockname()
+        name: SocketAddress = self._socket.getsockname()
         return name
 
-    def connect(self, place: Place) -> None:
+    def connect(self, place: SocketAddress) -> None:
         """Receives from this address alone from now on, and learns when it refuses datagrams."""
         self._socket.connect(place)
 
@@ -154,7 +154,13 @@ class UdpSocket:
         self._socket.close()
 
     def send(
-        self, data: bytes, to: Place, *, ecn: int = ECT0, segment: int = 0, local: bytes = b""
+        self,
+        data: bytes,
+        to: SocketAddress,
+        *,
+        ecn: int = ECT0,
+        segment: int = 0,
+        local: bytes = b"",
     ) -> bool:
         """Sends a datagram, or a train of several.
 
@@ -216,7 +222,9 @@ class UdpSocket:
             if time.monotonic() >= deadline:
                 return None
 
-    def _message(self, data: bytes, extra: list[tuple[int, int, bytes]], source: Place) -> Message:
+    def _message(
+        self, data: bytes, extra: list[tuple[int, int, bytes]], source: SocketAddress
+    ) -> Message:
         segment, ecn, arrived, local = len(data), 0, time.time_ns(), b""
         for level, kind, value in extra:
             if (level, kind) == (socket.IPPROTO_UDP, UDP_GRO):
@@ -250,7 +258,7 @@ class UdpSocket:
         return False
 
 
-def place_text(place: Place) -> str:
+def place_text(place: SocketAddress) -> str:
     """Returns an address and port as text, an IPv6 address in brackets."""
     host = _scoped(str(place[0]), place[3] if len(place) == 4 else 0)
     return with_port(host, place[1])

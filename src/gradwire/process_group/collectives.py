@@ -22,11 +22,11 @@ from gradwire.core.plan import TransferPlan
 from gradwire.core.settings import SHORTEST_S, Settings
 from gradwire.process_group.work import EngineWork
 from gradwire.training.groups import Group
-from gradwire.transport.all_reduce import Handle
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.meeting import Patience
-from gradwire.transport.threads import Stager, apart
+from gradwire.transport.threads import StartQueue, apart
+from gradwire.transport.transfer import Handle
 
 __all__ = ["EngineCollectives", "Request", "Watch"]
 
@@ -107,8 +107,8 @@ class EngineCollectives:
         self._settings = settings
         self._watch = watch
         self._mutex = threading.Lock()
-        self._stager = Stager(f"gradwire-{group.name}-{group.rank}")
-        weakref.finalize(self, self._stager.stop).atexit = False
+        self._start_queue = StartQueue(f"gradwire-{group.name}-{group.rank}")
+        weakref.finalize(self, self._start_queue.stop).atexit = False
         self._communicator: Communicator | None = None
         self._failure: Exception | None = None
         self._closed = False
@@ -127,7 +127,7 @@ class EngineCollectives:
             if self._closed:
                 work.finish(self._ended())
                 return work
-            self._stager.submit(lambda: self._carry_out(request, work))
+            self._start_queue.submit(lambda: self._carry_out(request, work))
         return work
 
     def counters(self) -> dict[str, float]:
@@ -140,7 +140,7 @@ class EngineCollectives:
         with self._mutex:
             self._closed = True
             communicator, self._communicator = self._communicator, None
-            self._stager.stop()
+            self._start_queue.stop()
         if communicator is not None:
             communicator.close()
 

@@ -28,11 +28,11 @@ from gradwire.training.configure import configure
 from gradwire.training.connection import sizes, vectors
 from gradwire.training.optimizers import Given, Optimizers, several
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.transport.all_reduce import AllReduce, Engine, Handle
 from gradwire.transport.arrays import as_tensor
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import native_plan, transfer_report
-from gradwire.transport.threads import Stager
+from gradwire.transport.threads import StartQueue
+from gradwire.transport.transfer import Engine, Handle, TransferRequest
 
 __all__ = ["Job", "VirtualEngine", "model_of"]
 
@@ -72,14 +72,14 @@ class VirtualEngine(Engine):
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self.session = 0
         self.datagram = fabric.datagram_bytes
-        self.stager = Stager(f"gradwire-stage-{rank}")
-        self.pending: list[tuple[int, AllReduce, Handle]] = []
+        self.start_queue = StartQueue(f"gradwire-stage-{rank}")
+        self.pending: list[tuple[int, TransferRequest, Handle]] = []
         self._fabric = fabric
         self._rank = rank
         self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
         self._numbers: set[int] = set()
 
-    def start(self, request: AllReduce) -> Handle:
+    def start(self, request: TransferRequest) -> Handle:
         """Starts one op now, in virtual time; returns its handle, which `collect` ends."""
         op = self._next_ops[request.lane]
         self._fabric.start(
@@ -138,7 +138,7 @@ class VirtualEngine(Engine):
         for entry in pending:
             self.finish(*entry)
 
-    def finish(self, op: int, request: AllReduce, handle: Handle) -> None:
+    def finish(self, op: int, request: TransferRequest, handle: Handle) -> None:
         """Ends one handle."""
         completion = self._fabric.completion(self._rank, op, lane=request.lane)
         assert completion is not None

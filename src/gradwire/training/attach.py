@@ -33,8 +33,8 @@ from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.off import LeftAlone, switched_off
 from gradwire.training.optimizers import Given
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.transport.all_reduce import Connected
 from gradwire.transport.communicator import Communicator
+from gradwire.transport.transfer import OfThisProcess
 
 __all__ = ["Attachment", "attach"]
 
@@ -116,7 +116,7 @@ def attach(
     return _open(state)
 
 
-class Attachment(Connected):
+class Attachment(OfThisProcess):
     """The connection of one model with gradwire, as `attach` makes it.
 
     After `detach` its last report, state and counters can still be read, and every call that would

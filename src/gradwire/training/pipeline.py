@@ -471,9 +471,9 @@ class GradientPipeline:
             elif at_once is not None:
                 self.wait(but=at_once - 1)
             transfer = self._begin(bucket, slots, joined, others, at_once)
-            stage, stager = transfer.stage, self.communicator.stager
-            if stage.waits or stager.started:  # no bucket may overtake those that wait
-                stager.submit(lambda: self._staged_start(transfer))
+            stage, start_queue = transfer.stage, self.communicator.start_queue
+            if stage.waits or start_queue.started:  # no bucket may overtake those that wait
+                start_queue.submit(lambda: self._staged_start(transfer))
             else:
                 handle = self._start(transfer)
                 handle.add_done_callback(functools.partial(self._finish, transfer))
@@ -526,8 +526,8 @@ class GradientPipeline:
                 started.put(error)
 
         try:
-            if self.communicator.stager.started:  # it may not overtake the buckets
-                self.communicator.stager.submit(start)
+            if self.communicator.start_queue.started:  # it may not overtake the buckets
+                self.communicator.start_queue.submit(start)
             else:
                 start()
             found = started.get()
@@ -628,7 +628,7 @@ class GradientPipeline:
         return owners
 
     def _staged_start(self, transfer: Transfer) -> None:
-        """Starts a transfer on the Stager's thread.
+        """Starts a transfer on the StartQueue's thread.
 
         Callbacks of results never run there, since they may wait for a bucket that starts later.
         """

@@ -7,7 +7,7 @@ average is rounded to their type once, on the way out. float64 is rounded to flo
 
 A bucket on a CUDA device is copied through pinned memory on a stream of its own, in its own type
 where that would be used in place on the CPU. The autograd thread only queues the copy, and the
-engine's Stager (`gradwire.transport.threads`) waits for it.
+engine's StartQueue (`gradwire.transport.threads`) waits for it.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from gradwire.core.transfer_report import TransferReport
 from gradwire.training.bucket import Bucket
 from gradwire.training.guard import Verdict
 from gradwire.training.staging import Stage
-from gradwire.transport.all_reduce import Handle
 from gradwire.transport.native import load_engine
+from gradwire.transport.transfer import Handle
 
 __all__ = [
     "Step",

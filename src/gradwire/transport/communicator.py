@@ -25,14 +25,20 @@ from gradwire.core.plan import REMEMBERED, TransferPlan
 from gradwire.core.regions import Regions
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses
-from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle, check_priorities
 from gradwire.transport.arrays import as_flat, as_tensor
 from gradwire.transport.comparing import compare_texts
 from gradwire.transport.joining import join_engine
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.transport.store import Store
-from gradwire.transport.threads import Stager
+from gradwire.transport.threads import StartQueue
+from gradwire.transport.transfer import (
+    Engine,
+    Handle,
+    OfThisProcess,
+    TransferRequest,
+    check_priorities,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +52,7 @@ NUMBERS = 4095
 """How many numbers there are: an engine has 4,096 lanes, the first one for users without one."""
 
 
-class Communicator(Connected):
+class Communicator(OfThisProcess):
     """All-reduces float32 arrays among `world_size` processes over UDP.
 
     Every rank calls `all_reduce` in the same order with the same plans. This order is one for all
@@ -82,6 +88,8 @@ class Communicator(Connected):
         timeout_s: Longest duration of one transfer in seconds.
         store: The store.
         engine: The engine; None for one worker without a server.
+        start_queue: The queue of the transfers that start later than they are asked for, shared by
+            all communicators of the engine. Once it is started, all of them start through it.
     """
 
     def __init__(
@@ -126,8 +134,10 @@ class Communicator(Connected):
                 self.engine = join_engine(meeting or own, store, group, settings)
         elif settings.interface is not None:
             addresses.local_addresses(settings.interface, None)  # checks it for one worker, too
-        self._stager = Stager("gradwire-stage") if self.engine is None else self.engine.stager
-        forget = self._stager.stop if self.engine is None else self.engine.forget
+        self.start_queue = (
+            StartQueue("gradwire-stage") if self.engine is None else self.engine.start_queue
+        )
+        forget = self.start_queue.stop if self.engine is None else self.engine.forget
         self._forget = weakref.finalize(self, forget)
         self._forget.atexit = False  # `gradwire.transport.registry` closes the engines at exit
 
@@ -145,15 +155,6 @@ class Communicator(Connected):
     def aggregators(self) -> int:
         """The number of aggregators that share a bucket: the ranks, or the servers."""
         return self.settings.server_count or self.world_size
-
-    @property
-    def stager(self) -> Stager:
-        """The queue of the transfers that start later than they are asked for.
-
-        All communicators of the engine share it. Once it is started, every transfer of the engine
-        has to start through it.
-        """
-        return self._stager
 
     @property
     def datagram(self) -> int:
@@ -294,7 +295,7 @@ class Communicator(Connected):
         if priorities is not None:
             check_priorities(plan, len(grid), priorities)
         return self.engine.start(
-            AllReduce(
+            TransferRequest(
                 plan=plan,
                 effective_bounds=effective,
                 data=flat,
@@ -475,7 +476,7 @@ class Communicator(Connected):
         """Closes the communicator, and the engine with its last communicator. Idempotent."""
         self._closed = True
         if self.engine is None:
-            self._stager.stop()
+            self.start_queue.stop()
         elif self._forget.detach() is not None:
             self.engine.leave()
 

@@ -25,11 +25,11 @@ from gradwire.core.settings import Settings
 from gradwire.core.transfer_report import TransferReport
 from gradwire.live.publisher import publish
 from gradwire.transport import registry
-from gradwire.transport.all_reduce import AllReduce, Engine, Handle
 from gradwire.transport.engine_state import engine_state
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import native_plan, transfer_report
-from gradwire.transport.threads import CompletionPool, Stager
+from gradwire.transport.threads import CompletionPool, StartQueue
+from gradwire.transport.transfer import Engine, Handle, TransferRequest
 
 if TYPE_CHECKING:
     from gradwire import _engine
@@ -60,7 +60,7 @@ class Pending:
     """
 
     handle: Handle
-    request: AllReduce
+    request: TransferRequest
     begun: float = field(default_factory=time.monotonic)
     warn_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WARNING_S)
 
@@ -76,7 +76,7 @@ class SharedEngine(Engine):
         native: The compiled engine; None once it is closed.
         users: Number of communicators that use it.
         pid: The process that opened it.
-        stager: The queue of transfers that start later.
+        start_queue: The queue of transfers that start later.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class SharedEngine(Engine):
         self._pending: dict[tuple[int, int], Pending] = {}
         self._failed_at: float | None = None
         self._broken: Exception | None = None  # the reason why no completion can be read
-        self.stager = Stager(f"gradwire-stage-{rank}")
+        self.start_queue = StartQueue(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
             self._poll, self._complete, f"gradwire-{rank}", self._break
         )
         self._hide = publish(store, self.state)
 
-    def start(self, request: AllReduce) -> Handle:
+    def start(self, request: TransferRequest) -> Handle:
         step, lane = request.step, request.lane
         if os.getpid() != self.pid:
             raise TransferError(
@@ -244,7 +244,7 @@ class SharedEngine(Engine):
             self._meeting.close()
         self._totals = dict(native.counters())
         self._pool.stop()
-        self.stager.stop()
+        self.start_queue.stop()
         self._fail_pending(self._closed)
         with self._mutex:
             self.native = None

@@ -1,4 +1,4 @@
-"""The threads of an engine's users: CompletionPool handles what ends, Stager starts transfers.
+"""The threads of an engine's users: CompletionPool handles what ends, StartQueue starts transfers.
 
 A callback may wait for another completion, as PowerSGD's hook does, so a completion must never
 queue behind a running callback. In CompletionPool one thread at a time waits for the next
@@ -7,8 +7,8 @@ if none is free. So the pool grows to the number of callbacks that run at once, 
 reaches its callbacks without a change of threads.
 
 Ops are numbered in the order in which they start, which has to be the same on all ranks, whereas
-the copies that they wait for end at different times on each rank. So Stager starts all of them from
-one queue, in the order in which they were asked for.
+the copies that they wait for end at different times on each rank. So StartQueue starts all of them
+in the order in which they were asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["CompletionPool", "Stager", "apart"]
+__all__ = ["CompletionPool", "StartQueue", "apart"]
 
 log = logging.getLogger("gradwire")
 
@@ -138,7 +138,7 @@ class CompletionPool(Generic[T]):
             log.warning("%s: no further thread can be started", self._name, exc_info=True)
 
 
-class Stager:
+class StartQueue:
     """Runs what is submitted one after another, in order, on one thread.
 
     The order is that of the calls of `submit`. Calls from several threads at once come in either

@@ -27,7 +27,7 @@ from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import Stage, StagePool
 from gradwire.transport import engines
-from gradwire.transport.threads import Stager
+from gradwire.transport.threads import StartQueue
 
 __all__ = ["Handed", "SharingPipeline"]
 
@@ -82,7 +82,7 @@ class SharingPipeline(GradientPipeline):
         self._module = f"{module}, number {self.number}"
         self._link = seat.link
         self._lends = lends
-        self._up = Stager(f"gradwire-up-{seat.rank}")
+        self._up = StartQueue(f"gradwire-up-{seat.rank}")
         self._own_stages = StagePool()
         self._changed = threading.Condition()
         self._stopped: Exception | None = None
@@ -344,6 +344,6 @@ class SharingPipeline(GradientPipeline):
         )
 
 
-def _let_go(link: Any, up: Stager) -> None:
+def _let_go(link: Any, up: StartQueue) -> None:
     link.close()
     up.stop()

@@ -1,4 +1,4 @@
-"""One transfer: AllReduce is the request, Engine carries it out, and Handle is waited on.
+"""One transfer: TransferRequest asks for it, Engine carries it out, and Handle is waited on.
 
 `gradwire.transport.engines.SharedEngine` is the engine over real sockets, and
 `gradwire.sim.job.VirtualEngine` the one in virtual time.
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from gradwire.core.errors import ConfigError, TransferError
 from gradwire.core.plan import PRIORITY_CLASSES, TransferPlan
 from gradwire.core.transfer_report import TransferReport
-from gradwire.transport.threads import Stager, apart
+from gradwire.transport.threads import StartQueue, apart
 
-__all__ = ["AllReduce", "Connected", "Engine", "Handle", "check_priorities"]
+__all__ = ["Engine", "Handle", "OfThisProcess", "TransferRequest", "check_priorities"]
 
 log = logging.getLogger("gradwire")
 
 
-class Connected:
+class OfThisProcess:
     """Base of objects that belong to this process's engine, so are neither copied nor pickled."""
 
     _instead: ClassVar[str] = ""  # what to copy or save
@@ -38,7 +38,7 @@ class Connected:
 
 
 @dataclass(frozen=True, eq=False)
-class AllReduce:
+class TransferRequest:
     """One worker's part of a transfer, checked and complete but for its number.
 
     A communicator makes it, and an engine carries it out.
@@ -69,7 +69,7 @@ class AllReduce:
     timeout_from: str
 
 
-class Handle(Connected):
+class Handle(OfThisProcess):
     """One transfer in progress. The array belongs to the engine until it is done.
 
     Args:
@@ -138,8 +138,8 @@ class Handle(Connected):
     def when_done(self, callback: Callable[[Handle], None]) -> None:
         """Calls `callback(handle)` once done, but never on the thread that calls this.
 
-        It is for threads that start transfers in order, such as the Stager: a callback that waits
-        for a later transfer would wait there for ever.
+        It is for threads that start transfers in order, such as that of StartQueue: a callback that
+        waits for a later transfer would wait there for ever.
         """
         here = threading.current_thread()
 
@@ -190,14 +190,14 @@ class Engine(Protocol):
     Attributes:
         session: The tag of the engine's packets, of which no other engine of the job has the same.
         datagram: The agreed size of datagrams in bytes.
-        stager: The queue of transfers that start later than they are asked for.
+        start_queue: The queue of transfers that start later than they are asked for.
     """
 
     session: int
     datagram: int
-    stager: Stager
+    start_queue: StartQueue
 
-    def start(self, request: AllReduce) -> Handle:
+    def start(self, request: TransferRequest) -> Handle:
         """Starts one op, numbered in the order of these calls in its lane.
 
         The ranks start the ops of a lane in the same order, and those of different lanes in any.
