@@ -136,10 +136,9 @@ def test_what_is_owed_outlasts_an_overflow_in_a_step_under_its_floor() -> None:
 
 def seeds_of_a_step(number: int) -> list[int]:
     """The seeds of all transfers that two ranks start in a guarded step of attachment `number`."""
-    job = Job(2, TENSORS, "mlt", p=0.1, floor=0.5, buckets=[1, 1])
+    job = Job(2, TENSORS, "mlt", p=0.1, floor=0.5, buckets=[1, 1], number=number)
     seeds: list[int] = []
     for pipeline in job.pipelines:
-        pipeline.number = pipeline._consultation._number = number
         start = pipeline.communicator.all_reduce
 
         def noting(

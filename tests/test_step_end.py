@@ -166,7 +166,7 @@ def test_a_failure_that_cannot_be_explained_is_told_as_it_is() -> None:
     def broken(error: BaseException) -> BaseException:
         raise ConnectionError("the store is gone")
 
-    hand.pipeline.explain = broken
+    hand.pipeline.failures.explain = broken
     futures = hand.begin()
     hand.end(1, LOST)
     hand.end(0)

@@ -745,7 +745,7 @@ BREAKS = (
     Break(
         2,
         "a flush that one rank asks for is exact on that rank alone",
-        PYTHON + "training/pipeline.py",
+        PYTHON + "training/steps.py",
         "exact=flushes or strict,",
         "exact=self._ballots.flush or strict,",
         "tests/test_ddp_steps.py::test_a_flush_of_one_rank_empties_the_books_of_all_after_the_next_step",
@@ -753,7 +753,7 @@ BREAKS = (
     Break(
         8,
         "what a loss scaler keeps from one optimizer is void in the books of all",
-        PYTHON + "training/pipeline.py",
+        PYTHON + "training/steps.py",
         "for owner in step.overflowed:",
         "for owner in step.owners if step.overflowed else ():",
         "tests/test_ddp_steps.py::test_each_optimizer_that_a_scaler_skips_owes_what_was_owed",
@@ -777,7 +777,7 @@ BREAKS = (
     Break(
         8,
         "another rank's state is taken though something was owed",
-        PYTHON + "training/pipeline.py",
+        PYTHON + "training/training_state.py",
         "if owing or _owes(state):",
         "if owing and _owes(state):",
         "tests/test_distributed_checkpoint.py::test_another_ranks_state_is_refused_unless_nothing_was_owed",
@@ -785,7 +785,7 @@ BREAKS = (
     Break(
         10,
         "ranks sum gradients of different tensors of one size",
-        PYTHON + "training/pipeline.py",
+        PYTHON + "training/planner.py",
         "tensors = [slots.digest] if isinstance(slots, ComparedLayout) else []",
         "tensors: list[int] = []",
         "tests/test_fsdp2.py::test_ranks_that_use_different_parameters_all_say_which",

@@ -172,6 +172,7 @@ class Job:
         shuffle: Setting `seed`.
         dtype: Type of the gradients and results.
         optimizer: As for `gradwire.attach`.
+        number: The attachment's number.
         options: As for `gradwire.attach`.
 
     Attributes:
@@ -198,6 +199,7 @@ class Job:
         shuffle: int = 0,
         dtype: torch.dtype = torch.float32,
         optimizer: Given = None,
+        number: int = 0,
         **options: Any,
     ) -> None:
         self.world = world
@@ -236,7 +238,7 @@ class Job:
                     chosen,
                     settings,
                     self._names,
-                    0,
+                    number,
                     Optimizers(several(optimizer)),
                     ReportWriter.open(settings.report, rank),
                     self._now,

@@ -198,14 +198,14 @@ class Connection:
 
         watch = register_optimizer_step_pre_hook(check_step)
         self._unhook.callback(weakref.finalize(self, watch.remove))
-        pipeline.when_stopped = refuse
-        if pipeline.stopped() is not None:
+        pipeline.failures.when_stopped = refuse
+        if pipeline.failures.stopped() is not None:
             refuse()
 
     def check(self) -> None:
         """Raises what has stopped the pipeline, if anything has."""
         if self._pipeline is not None:
-            self._pipeline.check()
+            self._pipeline.failures.check()
 
     def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises what has stopped the pipeline where an optimizer steps with its gradients."""
@@ -257,7 +257,7 @@ class Connection:
         pipeline, self._pipeline = self._pipeline, None
         self._optimizers, self._scaler = Optimizers(), None
         if pipeline is not None:
-            pipeline.when_stopped = no_op
+            pipeline.failures.when_stopped = no_op
             pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:

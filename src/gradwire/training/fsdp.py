@@ -130,7 +130,7 @@ class FullySharded(Connection):
             super().check()
         elif self._pipeline is not None:
             self._pipeline.fail(GradwireError(GIVEN_UP))
-            self._pipeline.check(LEFT)
+            self._pipeline.failures.check(LEFT)
 
     def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
         sharded = (each.sharded_param for group in self._groups for each in group.inner.fsdp_params)
@@ -357,7 +357,7 @@ class FullySharded(Connection):
         try:
             result.wait()
         except RuntimeError:
-            failure = self.pipeline.failure
+            failure = self.pipeline.failures.first
             if isinstance(failure, GradwireError):
                 raise without_traceback(failure) from None
             raise
@@ -380,7 +380,7 @@ class FullySharded(Connection):
 
     def _open(self, *args: Any) -> GradientPipeline:
         pipeline = super()._open(*args)
-        pipeline.explain = functools.partial(self._explain, pipeline)
+        pipeline.failures.explain = functools.partial(self._explain, pipeline)
         pipeline.compared = lambda: (zlib.crc32(repr(self._due).encode()),)
         return pipeline
 
@@ -390,7 +390,7 @@ class FullySharded(Connection):
         torch's gathers would wait there for ranks that have stopped.
         """
         if self._pipeline is not None:
-            self._pipeline.check()
+            self._pipeline.failures.check()
 
     def _explain(self, pipeline: GradientPipeline, error: BaseException) -> BaseException:
         """Returns the error about plans that differ because the ranks reduce other parameters.

@@ -164,7 +164,7 @@ class HookState(Connection):
         """Raises what has stopped the pipeline, or DDP in the middle of a step."""
         if self._pipeline is not None and self._interrupted():
             self._pipeline.fail(GradwireError(INTERRUPTED))
-            self._pipeline.check(LEFT)
+            self._pipeline.failures.check(LEFT)
             raise GradwireError(f"{INTERRUPTED}; {LEFT}")  # another rank has left before
         super().check()
 
@@ -198,7 +198,7 @@ class HookState(Connection):
             self._refuse_forward()
             return
         self._begun = False
-        if pipeline.failure is None:  # its rest may have come in this pass
+        if pipeline.failures.first is None:  # its rest may have come in this pass
             self._let_forward()
 
     def _follow_none(self) -> None:

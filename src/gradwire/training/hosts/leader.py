@@ -132,7 +132,7 @@ class Leader(SharingPipeline):
         try:
             result.value()
         except Exception as error:
-            self._stop(self._failure or error)
+            self._stop(self.failures.first or error)
             return
         with self._answering:
             if not self._completes(handed):

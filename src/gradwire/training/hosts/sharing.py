@@ -106,7 +106,7 @@ class SharingPipeline(GradientPipeline):
         at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket of DDP over all ranks (`GradientPipeline.reduce`)."""
-        stopped = self.stopped()
+        stopped = self.failures.stopped()
         if stopped is not None:
             return self._refuse(bucket, stopped)
         try:
