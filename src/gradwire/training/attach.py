@@ -20,7 +20,6 @@ from gradwire.core.report import StepReport
 from gradwire.policies import Policy
 from gradwire.training.connection import Connection
 from gradwire.training.ddp_module import check_hands_over, ddp_of, unwrapped
-from gradwire.training.fsdp import Alone, Replicated, Sharded, average
 from gradwire.training.fsdp_module import (
     check_detached,
     is_sharded,
@@ -28,6 +27,8 @@ from gradwire.training.fsdp_module import (
     shard_group_of,
     shard_groups,
 )
+from gradwire.training.fsdp_replicated import Replicated, average
+from gradwire.training.fsdp_sharded import Alone, Sharded
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.off import LeftAlone, switched_off

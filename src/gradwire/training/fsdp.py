@@ -11,19 +11,17 @@ other cases torch reads it at once, so the call waits for it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import threading
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.names import named_parameters, some_of
@@ -31,7 +29,7 @@ from gradwire.policies import Policy
 from gradwire.training.bucket import Bucket, ComparedLayout, Scatter
 from gradwire.training.connection import Connection, check_memory
 from gradwire.training.fsdp_difference import END, Reduced, difference
-from gradwire.training.fsdp_module import ShardGroup, process_group_of
+from gradwire.training.fsdp_module import ShardGroup
 from gradwire.training.fsdp_passes import Passes
 from gradwire.training.guard import floor_of
 from gradwire.training.optimizers import Given, held_by
@@ -39,7 +37,7 @@ from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.profiled import bucket_range, wait_in_range
 from gradwire.training.staging import without_traceback
 
-__all__ = ["Alone", "ReduceScatter", "Replicated", "Sharded", "average"]
+__all__ = ["FullySharded"]
 
 IN_FLIGHT = 2
 """How many reduce-scatters of a rank are under way at once; each holds gradients of a whole group.
@@ -416,246 +414,3 @@ class FullySharded(Connection):
     def _named(self, groups: Iterable[tuple[ShardGroup, tuple[int, ...]]]) -> list[Reduced]:
         """Returns groups, each with some of its parameters, by their names."""
         return [(each.described, [each.names[i] for i in members]) for each, members in groups]
-
-
-class Sharded(FullySharded):
-    """Scatters the gradients among the ranks that share the parameters."""
-
-    scattered = True
-
-    def __init__(self, model: torch.nn.Module, groups: list[ShardGroup], *args: Any, **more: Any):
-        super().__init__(model, groups, process_group_of(groups), *args, **more)
-        self._before = [group.inner._reduce_scatter_comm for group in groups]
-        for group in groups:
-            self._take(group)
-
-    def deactivate(self) -> None:
-        """Closes the pipeline, and gives torch its own reduce-scatters back."""
-        for group, before in zip(self._groups, self._before, strict=True):
-            self._give_back(group, before)
-        super().deactivate()
-
-    def _take(self, group: ShardGroup) -> None:
-        group.module.set_custom_reduce_scatter(ReduceScatter(self, group))  # type: ignore[arg-type]
-
-    def _give_back(self, group: ShardGroup, before: Any) -> None:
-        group.module.set_custom_reduce_scatter(before)
-
-    def _configure(self, *args: Any) -> None:
-        super()._configure(*args)
-        policy = self.policy
-        if policy.fill == "momentum":
-            raise self._needs_all("fill", policy.fill, "moments of the optimizer")
-        if policy.ranks_results:
-            raise self._needs_all("priority", "results", "results")
-        if policy.phases is not None and policy.phases.source == "paper":
-            raise self._needs_all("detector", "paper", "results")
-
-    def _reads_always(
-        self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
-    ) -> str:
-        if group.inner._all_reduce_hook is not None:
-            return "it has an all-reduce hook"
-        return super()._reads_always(group, members, reduced)
-
-    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> ComparedLayout:
-        return group.slots(members, range(group.world_size))
-
-    def _elements(self, group: ShardGroup) -> int:
-        return group.world_size * group.elements
-
-    def reduce(
-        self, group: ShardGroup, output: torch.Tensor, given: torch.Tensor, op: Any
-    ) -> torch.futures.Future[torch.Tensor]:
-        """Reduces the gradients of a group, and scatters the sum.
-
-        Args:
-            group: The group.
-            output: Where this rank's shard of the sum goes.
-            given: The gradients; they belong to the engine until the result is there.
-            op: torch's operation.
-
-        Returns:
-            A future of the output, which is done where torch reads the output at once.
-        """
-        group.check_members(output.numel())
-        members = group.members
-        shards = (output.numel(),) * group.world_size
-        scatter = Scatter(shards, self._rank, _factor(op, group.world_size), output)
-        reads = "it divides it" if op == dist.ReduceOp.SUM else ""
-        reads = reads or self._reads_at_once(group, members, output.dtype)
-        return self._start(group, given, members, reads, scatter)
-
-
-class Alone(Sharded):
-    """Takes the gradients of one rank that shares its parameters with nobody.
-
-    torch scatters nothing there, but calls its all-reduce hook.
-    """
-
-    def _take(self, group: ShardGroup) -> None:
-        group.module.set_all_reduce_hook(functools.partial(self._reduce, group))
-
-    def _give_back(self, group: ShardGroup, before: Any) -> None:
-        group.module.set_all_reduce_hook(None)  # type: ignore[arg-type]
-
-    def _reads_always(
-        self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
-    ) -> str:
-        return FullySharded._reads_always(self, group, members, reduced)
-
-    def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
-        group.check_members(shard.numel())
-        reads = self._reads_at_once(group, group.members, shard.dtype)
-        self._start(group, shard, group.members, reads)
-
-
-class Replicated(FullySharded):
-    """Averages each rank's shard of the gradients over the replicas of the model."""
-
-    wrapper = "fully_shard with replicas"
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        groups: list[ShardGroup],
-        replicas: dist.ProcessGroup,
-        *args: Any,
-        **more: Any,
-    ):
-        super().__init__(model, groups, replicas, *args, **more)
-        self._kept = {group: dict[int, torch.Tensor]() for group in groups}
-        for group in groups:
-            group.module.set_all_reduce_hook(functools.partial(self._reduce, group))
-
-    def deactivate(self) -> None:
-        """Closes the pipeline; torch's hook averages over the process group from now on."""
-        for group in self._groups:
-            group.module.set_all_reduce_hook(functools.partial(average, self.process_group))
-        super().deactivate()
-
-    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> ComparedLayout:
-        return group.slots(members, [None])
-
-    def _elements(self, group: ShardGroup) -> int:
-        return group.elements
-
-    def _is_due(self, group: ShardGroup) -> bool:
-        return super()._is_due(group) and bool(group.inner.all_reduce_grads)
-
-    def _after_backward(self, group: ShardGroup, reduce: Any, *unused: Any) -> None:
-        """Keeps the shard of a pass that averages nothing (`set_requires_all_reduce(False)`).
-
-        torch heeds that on a mesh of two dimensions alone. Here it takes the shard for the gradient
-        and hands it to hooks, all of which is undone.
-        """
-        if group.inner.all_reduce_grads:
-            super()._after_backward(group, reduce, *unused)
-            return
-        with _untouched([each.sharded_param for each in group.inner.fsdp_params]):
-            super()._after_backward(group, reduce, *unused)
-
-    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ConfigError, too, where a step would leave out what micro-batches have kept.
-
-        What they have kept of parameters that are frozen by now is let go, since none reaches them.
-        """
-        super()._check_step(optimizer)
-        held = set(map(id, held_by(optimizer))) if any(self._kept.values()) else ()
-        for group, kept in self._kept.items():
-            mine = zip(list(kept), group.parameters(kept), strict=True)
-            stepped = [(index, each) for index, each in mine if id(each) in held]
-            for index in (index for index, each in stepped if not each.requires_grad):
-                del kept[index]
-            names = [group.names[index] for index, each in stepped if each.requires_grad]
-            if names:
-                raise ConfigError.about(
-                    f"{group.described}: gradients of {some_of(names)} from micro-batches under "
-                    "set_requires_all_reduce(False) are not averaged, and the optimizer steps",
-                    "call set_requires_all_reduce(True) before the last one's backward pass, and "
-                    "set_reduce_scatter_unused_params(True) where that may leave parameters out",
-                    setting="requires_all_reduce",
-                    value=names[0],
-                )
-
-    def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
-        group.check_members(shard.numel())
-        members, kept = group.members, self._kept[group]
-        parts = torch.split(shard, [group.lengths[index] for index in members])
-        for index, part in zip(members, parts, strict=True):
-            earlier = kept.pop(index, None)
-            if earlier is not None:
-                part += earlier
-                if earlier.is_cuda:  # it was made on another stream
-                    earlier.record_stream(torch.cuda.current_stream(earlier.device))
-        if group.inner.all_reduce_grads:
-            reads = self._reads_at_once(group, members, shard.dtype)
-            self._start(group, shard, members, reads)
-        else:
-            kept.update(zip(members, parts, strict=True))
-
-
-@contextlib.contextmanager
-def _untouched(parameters: list[torch.nn.Parameter]) -> Iterator[None]:
-    """Lets nothing that happens meanwhile reach the gradients of parameters, or their hooks."""
-    before = [parameter.grad for parameter in parameters]
-    hooks = [getattr(each, "_post_accumulate_grad_hooks", None) or {} for each in parameters]
-    called = [dict(each) for each in hooks]
-    for parameter, each in zip(parameters, hooks, strict=True):
-        parameter.grad = None
-        each.clear()
-    try:
-        yield
-    finally:
-        for parameter, grad, each, those in zip(parameters, before, hooks, called, strict=True):
-            parameter.grad = grad
-            each.update(those)
-
-
-class ReduceScatter:
-    """The reduce-scatter of one group, as torch calls it.
-
-    Args:
-        state: The state.
-        group: The group.
-    """
-
-    def __init__(self, state: Sharded, group: ShardGroup) -> None:
-        self._state = state
-        self._group = group
-
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Returns memory for an input or an output."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        """Reduces and scatters; see `Sharded.reduce`."""
-        result = self._state.reduce(self._group, output_tensor, input_tensor, op)
-        if not async_op:
-            return None
-        work: dist.Work = c10d._create_work_from_future(result)  # type: ignore[attr-defined]
-        return work
-
-
-def _factor(op: Any, world_size: int) -> float:
-    """Returns the factor of the sum that torch's operation stands for."""
-    if op == dist.ReduceOp.AVG:
-        return 1.0 / world_size
-    if op == dist.ReduceOp.SUM:
-        return 1.0
-    return float(op.__getstate__()[1])  # PREMUL_SUM
-
-
-def average(group: dist.ProcessGroup | None, shard: torch.Tensor) -> None:
-    """Averages a shard over the replicas by torch's own all-reduce."""
-    dist.all_reduce(shard, group=group)
-    shard.div_(dist.get_world_size(group))

@@ -22,8 +22,8 @@ __all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups", "stat
 FIRST_TORCH = "2.9"
 """The first torch whose fully_shard takes a reduce-scatter of somebody else's."""
 
-OURS = "gradwire.training.fsdp"
-"""The module whose objects take part in a model's reductions."""
+OURS = ("gradwire.training.fsdp_sharded", "gradwire.training.fsdp_replicated")
+"""The modules whose objects take part in a model's reductions."""
 AFTERWARDS = "average"
 """The function there that averages over replicas once gradwire is detached."""
 
@@ -263,7 +263,7 @@ def _owner(taken: Any) -> tuple[str, str]:
 
 def _is_attached(taken: Any) -> bool:
     place, kind = _owner(taken)
-    return place == OURS and kind != AFTERWARDS
+    return place in OURS and kind != AFTERWARDS
 
 
 def _already_attached() -> ConfigError:
@@ -321,7 +321,7 @@ def _check_free(inner: Any, path: str) -> None:
         if _is_attached(taken):
             raise _already_attached()
         place, kind = _owner(taken)
-        if taken is not None and place != OURS and kind != "DefaultReduceScatter":
+        if taken is not None and place not in OURS and kind != "DefaultReduceScatter":
             raise ConfigError.about(
                 f"module {path!r} already has a reduction of its own, {kind}",
                 "attach gradwire to a model without one",
