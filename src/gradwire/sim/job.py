@@ -25,7 +25,6 @@ from gradwire.policies import Policy
 from gradwire.sim.fabric import NETWORK_A, Fabric, Link
 from gradwire.training.bucket import Bucket, ParameterNames
 from gradwire.training.configure import configure
-from gradwire.training.connection import sizes, vectors
 from gradwire.training.optimizers import Given, Optimizers, several
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.arrays import as_tensor
@@ -208,7 +207,8 @@ class Job:
         self.engines = [VirtualEngine(self.fabric, rank) for rank in range(world)]
         model = tensors if isinstance(tensors, torch.nn.Module) else model_of(tensors)
         known = dict(model.named_parameters())
-        elements = sizes(model)
+        self._names = ParameterNames(model)
+        elements = self._names.trained or {}
         order = list(reversed(list(elements))) if backwards else list(elements)
         self.groups: list[list[torch.nn.Parameter]] = []
         for count in buckets if buckets is not None else [len(order)]:
@@ -218,16 +218,14 @@ class Job:
         if servers:
             options.update(route="server", servers=servers)
         options["seed"] = shuffle
-        self._names = ParameterNames(model)
+        vectors: frozenset[str] = frozenset()
+        if isinstance(tensors, torch.nn.Module):
+            vectors = frozenset(name for name in elements if known[name].dim() < 2)
         self.pipelines = []
         store = HashStore()  # nobody meets in it
         for rank in range(world):
             chosen, settings = configure(policy, options, {}, optimizer)
-            chosen.prepare(
-                elements,
-                vectors=vectors(model) if isinstance(tensors, torch.nn.Module) else frozenset(),
-                servers=servers,
-            )
+            chosen.prepare(elements, vectors=vectors, servers=servers)
             alone = world == 1 and not servers  # as on a real network, it needs no engine
             communicator = Communicator(
                 store, rank, world, settings, engine=None if alone else self.engines[rank]

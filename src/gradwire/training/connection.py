@@ -37,7 +37,7 @@ from gradwire.transport.introductions import agree
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import load_engine
 
-__all__ = ["Connection", "check_memory", "no_op", "sizes", "vectors"]
+__all__ = ["Connection", "check_memory", "no_op"]
 
 log = logging.getLogger("gradwire")
 
@@ -491,14 +491,3 @@ def check_memory(settings: Settings, largest: tuple[str, int], world_size: int) 
         "or use more ranks",
         beside=default,
     )
-
-
-def sizes(model: torch.nn.Module) -> dict[str, int]:
-    """Returns the number of elements of each trained parameter by name."""
-    return {n: p.numel() for n, p in named_parameters(model).items() if p.requires_grad}
-
-
-def vectors(model: torch.nn.Module) -> frozenset[str]:
-    """Returns the names of the trained parameters of fewer than two dimensions."""
-    trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
-    return frozenset(name for name, parameter in trained.items() if parameter.dim() < 2)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-import torch
 import torch.distributed as dist
 
 from gradwire.core.agreed import Phase, Summary
@@ -140,20 +139,10 @@ class LeftAlone:
             agreed=Summary(0),
         )
 
-    def set_phase(self, phase: Phase | None) -> None:
-        """Does nothing."""
+    def _drop(self, *_: object) -> None:
+        """Does nothing: there is nothing to decide, and nothing to deliver."""
 
-    def set_grad_scale(self, scale: float) -> None:
-        """Does nothing."""
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Does nothing."""
-
-    def add_loss(self, loss: float | torch.Tensor) -> None:
-        """Does nothing."""
-
-    def flush(self) -> None:
-        """Does nothing, since nothing is owed."""
+    set_phase = set_grad_scale = begin_epoch = add_loss = flush = deactivate = _drop
 
     def state_dict(self) -> dict[str, object]:
         """Returns a state that holds nothing; every policy loads it as a fresh start."""
@@ -165,6 +154,3 @@ class LeftAlone:
         """Drops a state, since nothing that is owed can be delivered."""
         if not isinstance(state, Mapping) or not owed_nothing(state):
             log.warning("gradwire is off (policy='off'): the state that was loaded is dropped")
-
-    def deactivate(self) -> None:
-        """Does nothing."""

@@ -19,7 +19,7 @@ from gradwire.calibration.command import calibrate
 from gradwire.policies import Policy
 from gradwire.policies.base import option_names
 from gradwire.sim.job import Job
-from gradwire.training.connection import sizes
+from gradwire.training.bucket import ParameterNames
 from gradwire.transport.native import load_engine
 from gradwire_lab.study.arms import ARMS, Arm
 from gradwire_lab.study.cell import Cell, Outcome
@@ -144,7 +144,7 @@ class _Carrier:
             WORKERS,
             lesson.model,
             policy,
-            buckets=_buckets(list(reversed(sizes(lesson.model).values())), arm.buckets),
+            buckets=_buckets(lesson.model, arm.buckets),
             backwards=True,
             link=scenario.link,
             datagram=DATAGRAM,
@@ -176,11 +176,12 @@ class _Carrier:
         return applied[0]
 
 
-def _buckets(elements: list[int], count: int) -> list[int]:
+def _buckets(model: torch.nn.Module, count: int) -> list[int]:
     """Return how many tensors each of at most `count` buckets holds.
 
     They are those that begin in its share of all elements.
     """
+    elements = list(reversed((ParameterNames(model).trained or {}).values()))
     begins = itertools.accumulate(elements[:-1], initial=0)
     return list(Counter(begin * count // sum(elements) for begin in begins).values())
 
