@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from gradwire.core.plan import TransferPlan, mix_seed
 from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
-from gradwire.training.step import Step, layer_norms
+from gradwire.training.step import Ending, Step, layer_norms
 from gradwire.transport.communicator import Communicator, Handle
 
 __all__ = ["Consultation"]
@@ -61,8 +62,6 @@ class Consultation:
         self._number = number
         self._layer_squares: dict[str, float] = {}  # since the detector last decided
         self._layer_steps = 0
-        self._names: list[str] = []  # the layers of the transfer that is running
-        self._sums: NDArray[np.float32] = np.zeros(0, np.float32)
 
     def note(self, step: Step, grad_scale: float) -> None:
         """Adds the norms of a step's layers, if it has any, to those since the last decision."""
@@ -95,33 +94,47 @@ class Consultation:
             return []
         return sorted(self._layer_squares)  # in the same order on all ranks
 
-    def start(self, step: Step, summary: Summary) -> Handle:
-        """Starts the transfer, whose outcome `agreed` reads."""
-        self._names = self.layers_due(summary)
-        self._sums = np.array([self._layer_squares[n] for n in self._names] or [0.0], np.float32)
-        place = len(step.transfers)
-        return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
+    def agree(self, step: Step, summary: Summary) -> Ending[tuple[Summary, float]]:
+        """Agrees on the norms of layers that are due, and on the largest share that a worker lost.
 
-    def compare_scales(self, step: int, scales: Mapping[int, float | None]) -> Handle:
-        """Starts the transfer of all ranks' scales, which have been found to differ.
+        Args:
+            step: The step.
+            summary: The summary of its ballots.
 
-        `refuse_scales` reads it.
+        Returns:
+            The summary with the layers' norms, and the share.
+
+        Raises:
+            TransferError: The transfer failed.
+        """
+        names = self.layers_due(summary)
+        sums = np.array([self._layer_squares[name] for name in names] or [0.0], np.float32)
+        stats = (0.0, 0.0, 0.0, 0.0, step.lost)
+        done = yield self._exact(sums, step.number, len(step.transfers), stats)
+        lost = done.report.stats_max[0]
+        if names:
+            samples = self._layer_steps * self._communicator.world_size
+            self._layer_squares, self._layer_steps = {}, 0
+            summary = replace(summary, layers=layer_norms(sums, names, samples))
+        return summary, lost
+
+    def refuse_scales(self, step: int, scales: Mapping[int, float | None]) -> Ending[NoReturn]:
+        """Finds which ranks multiply their gradients by which scale, since these differ.
 
         Args:
             step: The step.
             scales: The scale of each rank that this worker speaks for; None for a rank that has
                 none.
-        """
-        self._sums = np.zeros(len(self._members), np.float32)
-        for rank, scale in scales.items():
-            self._sums[self._members.index(rank)] = scale or 0.0
-        return self._exact(self._sums, step, SCALES, ())
 
-    def refuse_scales(self, compared: Handle) -> None:
-        """Raises TransferError naming each scale and its ranks; the same on all ranks."""
-        step = compared.report.step
+        Raises:
+            TransferError: Names each scale and its ranks; it is the same on all ranks.
+        """
+        sums = np.zeros(len(self._members), np.float32)
+        for rank, scale in scales.items():
+            sums[self._members.index(rank)] = scale or 0.0
+        (yield self._exact(sums, step, SCALES, ())).wait()
         ranks: dict[float, list[int]] = {}
-        for rank, scale in zip(self._members, self._sums.tolist(), strict=True):
+        for rank, scale in zip(self._members, sums.tolist(), strict=True):
             if scale:
                 ranks.setdefault(scale, []).append(rank)
         first, *others = ranks.items()
@@ -140,26 +153,6 @@ class Consultation:
     def confirm_end(self, step: int) -> Handle:
         """Starts the transfer that stands where another rank may have a further bucket."""
         return self._exact(np.zeros(1, np.float32), step, END, ())
-
-    def agreed(self, summary: Summary, consulted: Handle) -> tuple[Summary, float]:
-        """Returns what the transfer agreed on.
-
-        Args:
-            summary: The summary of the step's ballots.
-            consulted: The transfer, which is done.
-
-        Returns:
-            The summary with the layers' norms, and the largest share that a worker lost.
-
-        Raises:
-            TransferError: The transfer failed.
-        """
-        lost = consulted.report.stats_max[0]
-        if not self._names:
-            return summary, lost
-        samples = self._layer_steps * self._communicator.world_size
-        self._layer_squares, self._layer_steps = {}, 0
-        return replace(summary, layers=layer_norms(self._sums, self._names, samples)), lost
 
     def _exact(
         self, values: NDArray[np.float32], step: int, place: int, stats: tuple[float, ...]

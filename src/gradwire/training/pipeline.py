@@ -32,7 +32,7 @@ from gradwire.policies.parts.priorities import by_region
 from gradwire.training.bucket import Bucket, Layouts
 from gradwire.training.failures import Failures
 from gradwire.training.staging import Stage, StagePool, failed
-from gradwire.training.step import Step, StepEnd, Transfer, square_norm, tensor_squares
+from gradwire.training.step import Ending, Step, Transfer, square_norm, tensor_squares
 from gradwire.training.steps import StepCycle
 from gradwire.transport import transforms
 from gradwire.transport.arrays import own_encoding
@@ -274,7 +274,7 @@ class GradientPipeline(StepCycle):
         elif not waits:
             stage.deliver()
 
-    def _go_on(self, step: Step, end: StepEnd, done: Handle | None = None) -> None:
+    def _go_on(self, step: Step, end: Ending[None], done: Handle | None = None) -> None:
         """Takes the end of a step to the next transfer that it waits for.
 
         The results that the step holds go to DDP once it is over.

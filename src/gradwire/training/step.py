@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from gradwire.transport.native import load_engine
 from gradwire.transport.transfer import Handle
 
 __all__ = [
+    "Ending",
     "Step",
-    "StepEnd",
     "Transfer",
     "is_finite",
     "square_norm",
@@ -31,8 +31,9 @@ __all__ = [
 ]
 
 
-StepEnd: TypeAlias = Generator[Handle, Any, None]
-"""A step's end, which yields each transfer that it waits for and is resumed when that is done."""
+T = TypeVar("T")
+Ending: TypeAlias = Generator[Handle, Any, T]
+"""A part of a step's end, which yields each transfer that it waits for."""
 
 
 @dataclass(eq=False)

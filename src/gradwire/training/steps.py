@@ -23,8 +23,8 @@ from gradwire.core.transfer_report import TransferReport
 from gradwire.training.guard import nothing_applied, sent_twice
 from gradwire.training.optimizers import held_by
 from gradwire.training.step import (
+    Ending,
     Step,
-    StepEnd,
     Transfer,
     square_norm,
 )
@@ -137,7 +137,7 @@ class StepCycle(TrainingState):
 
     # ------------------------------------------------------------------ a step's end
 
-    def _step_end(self, step: Step) -> StepEnd:
+    def _step_end(self, step: Step) -> Ending[None]:
         """Ends a step whose buckets are all done; it is resumed with each transfer that it yields.
 
         Whatever it raises fails the results that the step holds.
@@ -147,14 +147,14 @@ class StepCycle(TrainingState):
         if scales_differ(first.stats_max for first in firsts):
             own = (step.ballot.scale, *step.ballot.other_scales)
             scales = dict(zip(self._host.ranks, own, strict=True))
-            agreement.refuse_scales((yield agreement.compare_scales(step.number, scales)))
+            yield from agreement.refuse_scales(step.number, scales)
         stats = [(first.stats_sum, first.stats_max) for first in firsts]
         agreed = Summary.fold(step.number, self.communicator.world_size, stats)
         agreement.note(step, self._grad_scale)
         for transfer in step.transfers:
             step.overflowed |= self._scattered_overflow(transfer)
         if step.guarded or agreement.layers_due(agreed):
-            agreed, lost = agreement.agreed(agreed, (yield agreement.start(step, agreed)))
+            agreed, lost = yield from agreement.agree(step, agreed)
         if step.guarded:
             verdict = step.verdict = self._guard.judge(step, agreed, lost)
             if verdict.error is not None:
@@ -180,7 +180,7 @@ class StepCycle(TrainingState):
             return set()
         return owners if nonfinite(first.stats_sum) else set()
 
-    def _resend(self, step: Step) -> StepEnd:
+    def _resend(self, step: Step) -> Ending[None]:
         """Sends all buckets again, exactly, in their order."""
         started = []
         for transfer in step.transfers:
