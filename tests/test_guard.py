@@ -236,7 +236,7 @@ def test_a_floor_guards_other_policies_too() -> None:
     np.testing.assert_array_equal(results[0], average(gradients(0, 2)))
 
 
-def test_a_rising_loss_makes_the_next_steps_strict_on_all_ranks() -> None:
+def test_a_rising_loss_makes_the_next_steps_exact_on_all_ranks() -> None:
     job = Job(2, TENSORS, "mlt", p=0.3, loss_rise=0.5, strict_steps=3)
     seen = []
     for step in range(20):
@@ -308,24 +308,24 @@ def test_the_watch_judges_by_the_running_mean() -> None:
     watch = LossWatch(0.2, 5)
     for step in range(30):
         watch.observe(Summary(step, loss=3.0 - 0.05 * step))
-        assert not watch.strict
+        assert not watch.exact
     watch.observe(Summary(30, loss=None))
-    assert not watch.strict
+    assert not watch.exact
     watch.observe(Summary(31, loss=3.0))
-    assert watch.strict
+    assert watch.exact
     other = LossWatch(0.2, 5)
     other.load_state_dict(State(watch.state_dict()))
     for step in range(32, 37):
-        assert watch.strict
-        assert other.strict
+        assert watch.exact
+        assert other.exact
         for each in (watch, other):
             each.observe(Summary(step, loss=1.5))
-    assert not watch.strict
+    assert not watch.exact
     negative = LossWatch(0.2, 5)
     for step in range(20):
         negative.observe(Summary(step, loss=-2.0))
     negative.observe(Summary(20, loss=-1.0))
-    assert negative.strict
+    assert negative.exact
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gradwire.core.settings import Settings
 from gradwire.policies import create
 from gradwire.sim.job import Job
 from gradwire.training.bucket import Bucket
-from gradwire.training.guard import StepGuard, Verdict
+from gradwire.training.guard import Decision, StepGuard
 from job_gradients import normal
 
 LOST = TransferError("rank 1 has left", rank=1, step=0, cause="left")
@@ -212,7 +212,7 @@ def test_a_last_bucket_without_elements_ends_a_step(late: bool) -> None:
     assert [report.step for report in hand.concluded] == [0]
 
 
-# ---------------------------------------------------------------------------- the verdict
+# ---------------------------------------------------------------------------- the decision
 
 
 @dataclass
@@ -246,15 +246,15 @@ def guard(halt_after: int = 0, **settings: object) -> StepGuard:
 def test_a_verdict_follows_from_what_the_worst_worker_lost(
     settings: dict[str, object], facts: Facts, nonfinite: bool, lost: float, choice: str
 ) -> None:
-    verdict = guard(**settings).judge(facts, Summary(7, nonfinite=nonfinite), lost)
-    assert verdict == Verdict(choice)  # type: ignore[arg-type]
+    decision = guard(**settings).decide(facts, Summary(7, nonfinite=nonfinite), lost)
+    assert decision == Decision(choice)  # type: ignore[arg-type]
 
 
 def test_steps_under_their_floor_in_a_row_halt_the_training() -> None:
-    judge = guard(halt_after=2)
-    seen = [judge.judge(Facts(), Summary(7), lost) for lost in (0.5, 0.1, 0.5, 0.5)]
-    assert [verdict.choice for verdict in seen] == ["resend", "apply", "resend", "halt"]
-    assert [verdict.error is None for verdict in seen] == [True, True, True, False]
+    decide = guard(halt_after=2)
+    seen = [decide.decide(Facts(), Summary(7), lost) for lost in (0.5, 0.1, 0.5, 0.5)]
+    assert [decision.choice for decision in seen] == ["resend", "apply", "resend", "halt"]
+    assert [decision.error is None for decision in seen] == [True, True, True, False]
     assert str(seen[-1].error).startswith("rank 3, step 7: 2 steps running delivered less than")
 
 

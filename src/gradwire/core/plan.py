@@ -349,7 +349,7 @@ class TransferPlan:
         """
         return replace(
             self,
-            regions=Regions.of(self.regions).strict,
+            regions=Regions.of(self.regions).exact,
             spend="nothing",
             schedule=(CloseStep(),),
             fill="zero",

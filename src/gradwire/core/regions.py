@@ -96,6 +96,6 @@ class Regions(HashedTuple[Region]):
         return HashedTuple(region.offset for region in self)
 
     @functools.cached_property
-    def strict(self) -> Regions:
+    def exact(self) -> Regions:
         """The same regions with bound 0."""
         return Regions(replace(region, bound=0.0) for region in self)

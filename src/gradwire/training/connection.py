@@ -145,9 +145,9 @@ class Connection:
         try:
             if seat.leads:
                 check_memory(settings, self._largest, workers.world_size)
-            speaker = None if seat.leads else seat.ranks[0]
+            leader = None if seat.leads else seat.ranks[0]
             communicator, number = _connect(
-                workers, settings, among_workers, undo, self._module, speaker
+                workers, settings, among_workers, undo, self._module, leader
             )
             number = share_number(meeting, number)
         except BaseException as error:
@@ -155,7 +155,7 @@ class Connection:
             raise
         among_workers.close()
         kind = Leader if seat.leads else Follower
-        more = {"scaler": self._scaler, "lends": self.attached, "module": self._module}
+        more = {"scaler": self._scaler, "shares_memory": self.attached, "module": self._module}
         return kind(seat, communicator, *parts, number, *rest, **more)
 
     def _ready(self, group: Group) -> tuple[Telemetry | None, ConfigError | None]:
@@ -406,10 +406,10 @@ def _connect(
     meeting: Meeting,
     undo: contextlib.ExitStack,
     module: str,
-    speaker: int | None = None,
+    leader: int | None = None,
 ) -> tuple[Communicator, int]:
     """Opens a communicator of a group and takes a number of it; `undo` gets how to close it."""
-    communicator = group.communicator(settings, meeting, speaker)
+    communicator = group.communicator(settings, meeting, leader)
     undo.callback(communicator.let_go)  # also while somebody holds the error
     number = communicator.take_number(meeting, module)
     undo.callback(communicator.return_number, number)

@@ -30,10 +30,10 @@ from gradwire.transport.communicator import Communicator, Handle
 __all__ = ["Consultation"]
 
 SCALES = (1 << 32) + 1
-"""The place, in the seed, of the transfer that compares scales; it is behind every bucket's."""
+"""The index, in the seed, of the transfer that compares scales; it is behind every bucket's."""
 
 END = (1 << 32) + 2
-"""The place of the transfer that stands for the end of a step's buckets."""
+"""The index of the transfer that stands for the end of a step's buckets."""
 
 
 class Consultation:
@@ -155,8 +155,8 @@ class Consultation:
         return self._exact(np.zeros(1, np.float32), step, END, ())
 
     def _exact(
-        self, values: NDArray[np.float32], step: int, place: int, stats: tuple[float, ...]
+        self, values: NDArray[np.float32], step: int, index: int, stats: tuple[float, ...]
     ) -> Handle:
-        seed = mix_seed(self._settings.seed, self._number, step, place)
+        seed = mix_seed(self._settings.seed, self._number, step, index)
         plan = replace(TransferPlan.whole(values.size), seed=seed)
         return self._communicator.all_reduce(values, plan, step=step, stats=stats)

@@ -15,7 +15,7 @@ from gradwire.transport.communicator import DEFAULT_TIMEOUT_S, Communicator
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.store import Store
 
-__all__ = ["Group", "Host"]
+__all__ = ["Group", "HostRanks"]
 
 
 WHOLE = "world"
@@ -23,7 +23,7 @@ WHOLE = "world"
 
 
 @dataclass(frozen=True)
-class Host:
+class HostRanks:
     """Which ranks a worker speaks for: its own alone, or all of its host.
 
     Attributes:
@@ -125,14 +125,14 @@ class Group:
         )
 
     def communicator(
-        self, settings: Settings, meeting: Meeting, speaker: int | None = None
+        self, settings: Settings, meeting: Meeting, leader: int | None = None
     ) -> Communicator:
         """Opens a communicator of the members, who agree in the meeting; collective.
 
         Args:
             settings: The settings.
             meeting: A meeting of the members.
-            speaker: The rank in the job that speaks for this one; None for none.
+            leader: The rank in the job that speaks for this one; None for none.
         """
         return Communicator(
             self.store,
@@ -144,7 +144,7 @@ class Group:
             timeout_from="of the process group",
             meeting=meeting,
             ranks=self.ranks,
-            speaker=speaker,
+            leader=leader,
         )
 
 

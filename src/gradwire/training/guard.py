@@ -1,4 +1,4 @@
-"""StepGuard: judges a step that delivered too little, in the same way on all ranks.
+"""StepGuard: decides about a step that delivered too little, in the same way on all ranks.
 
 The results of a guarded step wait until the ranks have agreed on the largest share that a worker
 lost (`gradwire.training.consultation`). A step that delivered less than the floor is sent again
@@ -21,13 +21,13 @@ from gradwire.core.settings import Settings
 from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import Policy
 
-__all__ = ["Judged", "StepGuard", "Verdict", "floor_of", "nothing_applied", "sent_twice"]
+__all__ = ["Decision", "GuardedStep", "StepGuard", "floor_of", "nothing_applied", "sent_twice"]
 
 Choice = Literal["apply", "resend", "skip", "halt"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """What becomes of a step.
 
     Attributes:
@@ -40,7 +40,7 @@ class Verdict:
     error: GradwireError | None = None
 
 
-class Judged(Protocol):
+class GuardedStep(Protocol):
     """What the guard has to know of a step."""
 
     @property
@@ -83,7 +83,7 @@ class StepGuard:
         """Restores the number, which an earlier version did not save; raises ConfigError."""
         self._acted = state.whole("guarded") if "guarded" in state.values else 0
 
-    def judge(self, step: Judged, agreed: Summary, lost: float) -> Verdict:
+    def decide(self, step: GuardedStep, agreed: Summary, lost: float) -> Decision:
         """Decides about a step, the same on all ranks.
 
         Args:
@@ -93,7 +93,7 @@ class StepGuard:
         """
         if 1.0 - lost >= step.floor - 1e-9:
             self._acted = 0
-            return Verdict("apply")
+            return Decision("apply")
         self._acted += 1
         halt = self._policy.halt_after
         if halt and self._acted >= halt:
@@ -102,10 +102,10 @@ class StepGuard:
                 f"delivered less than floor={step.floor:g} of a gradient (this one "
                 f"{1.0 - lost:.3f}): policy {self._policy.name!r} halts (halt_after={halt})"
             )
-            return Verdict("halt", error)
+            return Decision("halt", error)
         if self._settings.guard != "skip":
-            return Verdict("resend")
-        return Verdict("apply" if agreed.nonfinite or not step.finite else "skip")
+            return Decision("resend")
+        return Decision("apply" if agreed.nonfinite or not step.finite else "skip")
 
 
 def floor_of(policy: Policy, settings: Settings) -> float:

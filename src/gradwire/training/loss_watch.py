@@ -49,7 +49,7 @@ class LossWatch:
         self._waited: int | None = 0  # steps without a loss; None after the first loss
 
     @property
-    def strict(self) -> bool:
+    def exact(self) -> bool:
         """Whether the next step has to be exact."""
         return self.left > 0
 

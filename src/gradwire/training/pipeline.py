@@ -136,9 +136,9 @@ class GradientPipeline(StepCycle):
             plan = replace(
                 plan, pull="none", pull_bound=0.0, shards=scatter.shards, scale=scatter.scale
             )
-        place = index if at_once is None else index % at_once
+        memory = index if at_once is None else index % at_once
         in_place = scatter is None and self._leaves_values(step, plan, buffer)
-        stage = self._stages.stage(place, buffer, scatter, in_place=in_place)
+        stage = self._stages.stage(memory, buffer, scatter, in_place=in_place)
         parameters = bucket.parameters
         self._let_optimizers_step(parameters)
         owners = self._note_owners(step, slots, parameters) if step.scaled else ()

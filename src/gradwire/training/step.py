@@ -16,7 +16,7 @@ from gradwire.core.plan import TransferPlan
 from gradwire.core.regions import TensorSlot
 from gradwire.core.transfer_report import TransferReport
 from gradwire.training.bucket import Bucket
-from gradwire.training.guard import Verdict
+from gradwire.training.guard import Decision
 from gradwire.training.staging import Stage
 from gradwire.transport.native import load_engine
 from gradwire.transport.transfer import Handle
@@ -46,7 +46,7 @@ class Step:
         ballot: This worker's ballot.
         started: Time of its start, by the pipeline's clock.
         exact: Whether nothing may be left out.
-        strict: Whether it is exact because the loss rose.
+        after_rise: Whether it is exact because the loss rose.
         flushes: Whether it is exact because the user asked for it.
         floor: Share that every worker must deliver, else the guard acts; 0 for none.
         scaled: Whether a loss scaler skips it if a result is not finite.
@@ -61,7 +61,7 @@ class Step:
         held: The stages of results that wait for the end of the step.
         abandoned: Whether another step has begun before its last bucket, so that it never ends.
         failed: Whether it has failed.
-        verdict: The guard's verdict; None before there is one.
+        decision: The guard's decision; None before there is one.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Step:
     ballot: Ballot
     started: float
     exact: bool = False
-    strict: bool = False
+    after_rise: bool = False
     flushes: bool = False
     floor: float = 0.0
     scaled: bool = False
@@ -84,7 +84,7 @@ class Step:
     held: list[Stage] = field(default_factory=list)
     abandoned: bool = False
     failed: bool = False
-    verdict: Verdict | None = None
+    decision: Decision | None = None
 
     def __post_init__(self) -> None:
         self.exposed = self.started
@@ -107,9 +107,9 @@ class Step:
     @property
     def action(self) -> str:
         """What the guard did ("resent", "skipped"), or "strict" after a risen loss; else ""."""
-        if self.verdict is None:
-            return "strict" if self.strict else ""
-        return {"resend": "resent", "skip": "skipped"}.get(self.verdict.choice, "")
+        if self.decision is None:
+            return "strict" if self.after_rise else ""
+        return {"resend": "resent", "skip": "skipped"}.get(self.decision.choice, "")
 
     @property
     def finite(self) -> bool:

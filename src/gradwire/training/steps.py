@@ -58,7 +58,7 @@ class StepCycle(TrainingState):
             self.set_grad_scale(self._scaler.get_scale())
         for each in self._skips.settled(self._grad_scale, joined=joined):
             self._books.forget(each.keys)
-        strict = self._loss_watch is not None and self._loss_watch.strict
+        after_rise = self._loss_watch is not None and self._loss_watch.exact
         flushes = self._flush.begin(slots)
         started = self._clock()
         elapsed = 0.0 if self._started is None else started - self._started
@@ -70,10 +70,10 @@ class StepCycle(TrainingState):
             self.policy.phase,
             ballot.with_others(others),
             started,
-            exact=flushes or strict,
-            strict=strict,
+            exact=flushes or after_rise,
+            after_rise=after_rise,
             flushes=flushes,
-            floor=0.0 if flushes or strict else self._guard.floor,
+            floor=0.0 if flushes or after_rise else self._guard.floor,
             scaled=self._scaled,
             compared=self.compared(),
         )
@@ -156,13 +156,13 @@ class StepCycle(TrainingState):
         if step.guarded or agreement.layers_due(agreed):
             agreed, lost = yield from agreement.agree(step, agreed)
         if step.guarded:
-            verdict = step.verdict = self._guard.judge(step, agreed, lost)
-            if verdict.error is not None:
-                raise verdict.error
-            if verdict.choice == "skip":
+            decision = step.decision = self._guard.decide(step, agreed, lost)
+            if decision.error is not None:
+                raise decision.error
+            if decision.choice == "skip":
                 self._skip(step)
             else:
-                if verdict.choice == "resend":
+                if decision.choice == "resend":
                     yield from self._resend(step)
                 for transfer in step.transfers:
                     self._settle(transfer)

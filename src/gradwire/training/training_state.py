@@ -26,7 +26,7 @@ from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
 from gradwire.training.feedback.owing import Owing
 from gradwire.training.flush import Flush
-from gradwire.training.groups import Host
+from gradwire.training.groups import HostRanks
 from gradwire.training.guard import StepGuard
 from gradwire.training.loss_watch import LossWatch
 from gradwire.training.off import owed_nothing
@@ -97,10 +97,10 @@ class TrainingState:
         writer: ReportWriter | Telemetry | None = None,
         clock: Callable[[], float] = time.perf_counter,
         scaler: torch.amp.GradScaler | None = None,
-        host: Host | None = None,
+        host: HostRanks | None = None,
     ) -> None:
         self.communicator = communicator
-        self._host = host or Host((communicator.job_rank,), communicator.ranks)
+        self._host = host or HostRanks((communicator.job_rank,), communicator.ranks)
         self.policy = policy
         self.settings = settings
         self._optimizers = optimizers or Optimizers()

@@ -72,7 +72,7 @@ class Communicator(OfThisProcess):
         meeting: A meeting of the workers that has begun; None for one of its own.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
         engine: An open engine of the workers; None to join the group's, or to open it.
-        speaker: The rank in the job that speaks for this one, which then starts no transfers; None
+        leader: The rank in the job that speaks for this one, which then starts no transfers; None
             for none.
 
     Raises:
@@ -105,7 +105,7 @@ class Communicator(OfThisProcess):
         meeting: Meeting | None = None,
         ranks: Sequence[int] | None = None,
         engine: Engine | None = None,
-        speaker: int | None = None,
+        leader: int | None = None,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
         beside = f"with world_size={world_size!r}"
@@ -123,7 +123,7 @@ class Communicator(OfThisProcess):
         self._timeout_from = settings.origin("timeout") if given else timeout_from
         self.store = store
         self._group = group
-        self._speaker = speaker
+        self._leader = leader
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
         self._grids: dict[object, ChunkGrid] = {}  # for any bounds
         self._lane = 0  # the lane of all that have no number
@@ -256,9 +256,9 @@ class Communicator(OfThisProcess):
             TransferError: The engine has failed or is closed.
             GradwireError: Another rank of the host speaks for this one.
         """
-        if self._speaker is not None:
+        if self._leader is not None:
             raise GradwireError(
-                f"rank {self.job_rank} starts no transfers: rank {self._speaker} leads its host "
+                f"rank {self.job_rank} starts no transfers: rank {self._leader} leads its host "
                 "and speaks for it; attach with hosts=False where each rank needs an engine"
             )
         flat, encoding = as_flat(array)

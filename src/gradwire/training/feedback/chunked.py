@@ -135,13 +135,13 @@ class ChunkBook:
     def _elements(self, slots: tuple[TensorSlot, ...]) -> Values:
         """Returns the value of each element of a bucket, from the parameters' last grids."""
         elements = np.full(sum(slot.length for slot in slots), self.unknown, self.dtype)
-        place = {slot.key: slot for slot in slots}
+        wanted = {slot.key: slot for slot in slots}
         for key, (grid, values) in self._kept.items():
-            if not any(slot.key in place for slot in key):
+            if not any(slot.key in wanted for slot in key):
                 continue
             spread = grid.per_element(values)
             for slot in key:
-                new = place.get(slot.key)
+                new = wanted.get(slot.key)
                 if new is None:
                     continue
                 if new.length != slot.length:

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 
 from gradwire.core.settings import Settings
-from gradwire.training.groups import Group, Host
+from gradwire.training.groups import Group, HostRanks
 from gradwire.transport.addresses import host_identity
 from gradwire.transport.host_link import HostLink, Listener, check_memory, connect, hosts_of
 from gradwire.transport.meeting import Meeting
@@ -53,9 +53,9 @@ class Seat:
         return self.place == 0
 
     @property
-    def host(self) -> Host:
+    def host(self) -> HostRanks:
         """The ranks that this rank speaks for."""
-        return Host(self.ranks if self.leads else (), self.members)
+        return HostRanks(self.ranks if self.leads else (), self.members)
 
     @property
     def share(self) -> float:

@@ -70,18 +70,20 @@ class SharingPipeline(GradientPipeline):
     Args:
         seat: This rank's place on its host.
         *args: As for GradientPipeline.
-        lends: Whether DDP's futures may have the shared memory as their values, which is safe
-            where nobody but DDP reads them.
+        shares_memory: Whether DDP's futures may have the shared memory as their values, which is
+            safe where nobody but DDP reads them.
         module: Names the module, for warnings.
         **options: As for GradientPipeline.
     """
 
-    def __init__(self, seat: Seat, *args: Any, lends: bool, module: str, **options: Any) -> None:
+    def __init__(
+        self, seat: Seat, *args: Any, shares_memory: bool, module: str, **options: Any
+    ) -> None:
         super().__init__(*args, **{**options, "host": seat.host})
         self._seat = seat
         self._module = f"{module}, number {self.number}"
         self._link = seat.link
-        self._lends = lends
+        self._shares_memory = shares_memory
         self._up = StartQueue(f"gradwire-up-{seat.rank}")
         self._own_stages = StagePool()
         self._changed = threading.Condition()
@@ -194,7 +196,7 @@ class SharingPipeline(GradientPipeline):
         write to the future's value or read the bucket, so its bucket gets the result.
         """
         try:
-            if handed.rows is not None and self._lends:
+            if handed.rows is not None and self._shares_memory:
                 handed.stage.take(handed.rows.total)
             elif handed.rows is not None:
                 np.copyto(handed.stage.host(), handed.rows.total)
