@@ -283,6 +283,7 @@ class GradientPipeline(StepCycle):
             return
         try:
             transfer = end.send(done)
+            self._prolong()
         except StopIteration:
             with self._mutex:
                 held = step.take_held()
@@ -291,7 +292,6 @@ class GradientPipeline(StepCycle):
         except Exception as error:
             self._fail(step, error)
         else:
-            self._prolong()
             transfer.add_done_callback(functools.partial(self._go_on, step, end))
 
     def _prolong(self) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from gradwire.core.agreed import Ballot
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
+from gradwire.core.names import ranks_as_text
 from gradwire.training.bucket import Bucket
 from gradwire.training.hosts.messages import Failed
 from gradwire.training.hosts.rows import Rows
@@ -249,8 +250,7 @@ class SharingPipeline(GradientPipeline):
     def _absence(self, places: Collection[int], what: str) -> str:
         """Says what is to come from the ranks at some places; see `_wait_for`."""
         ranks = [self._seat.ranks[place] for place in sorted(places)]
-        named = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-        return what.format(named) + self._disorder(ranks)
+        return what.format(ranks_as_text(ranks)) + self._disorder(ranks)
 
     def _disorder(self, ranks: Collection[int]) -> str:
         """Says which of these ranks wait in another module; "" for none, or where none is known."""
