@@ -68,7 +68,7 @@ def _figures(folder: Path) -> None:
     }
     for name, values in found.items():
         head = {"date": "2026-01-02T03:04:05", "command": f"draw {name}"}
-        machine = {"machine": {"cores": 2, "cpu": "some"}}
+        machine = {"machine": {"cores": 2, "cpu": "some", "load": 1.0}}
         (folder / f"{name}.json").write_text(json.dumps({**head, **machine, **values}))
     (folder / "measurements.md").write_text((DOCS / "measurements.md").read_text())
 
@@ -86,6 +86,13 @@ def test_the_command_draws_sizes_and_writes_the_page(tmp_path: Path) -> None:
     assert "draw racks" in page
     for form in ("sizes.svg", "sizes-dark.svg"):
         assert "<svg" in (tmp_path / form).read_text()
+
+
+def test_the_page_is_what_the_figures_say() -> None:
+    assert (DOCS / NAME).read_text() == render(DOCS)
+    drawn = json.loads((DOCS / "sizes.json").read_text())
+    diary = read_sizes((DOCS / "measurements.md").read_text())
+    assert {key: drawn[key] for key in diary} == diary
 
 
 def test_a_page_without_a_picture_is_not_written(tmp_path: Path) -> None:

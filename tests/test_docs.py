@@ -374,6 +374,10 @@ def test_the_picture_and_what_is_said_of_the_demo_are_of_one_run() -> None:
     assert f"trained {ours['speed_over_peer']:.2f} times as fast" in readme
     longest = (round(1000 * entry["comm_max_s"]) for entry in (ours, theirs))
     assert "longest step waited {} ms, TCP's {}.".format(*longest) in readme
+    far = json.loads((ROOT / "docs" / "far-times.json").read_text(encoding="utf-8"))
+    near = f"hosts {1000 * far['round_trip_s']:g} ms apart, with {100 * far['loss']:g} % of loss"
+    ratio = far["contestants"]["adaptive"]["speed_over"]["gloo-fp16"]
+    assert f"Between {near}, it trained {ratio:.1f} times as fast." in readme
     measured = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
     table = measured[measured.index("## The demo") :]
     for key, row in (("comm_median_s", "communication, median"), ("comm_max_s", "max")):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,11 +51,16 @@ def render(folder: Path) -> str:
     template = Path(__file__).with_name("benchmarks.md.j2").read_text(encoding="utf-8")
     machine = known["step-times"]["machine"]
     drawn = [
-        {"title": TITLES[name], "date": each["date"][:10], "command": each["command"]}
+        {
+            "title": TITLES[name],
+            "date": each.get("measured") or each["date"][:10],
+            "load": f"{each['machine']['load']:.1f}" if "contestants" in each else "–",
+            "command": each["command"],
+        }
         for name, each in known.items()
     ]
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(template).render(
+    page = environment.from_string(template).render(
         drawn=drawn,
         cores=machine["cores"],
         cpu=machine["cpu"],
@@ -63,6 +70,20 @@ def render(folder: Path) -> str:
         racks=_racks(known["racks"]["cells"]),
         sizes=_sizes(known["sizes"]),
     )
+    return "\n\n".join(map(_filled, page.split("\n\n")))
+
+
+def _filled(paragraph: str) -> str:
+    """Return a paragraph, or a list, in lines of the pages' length."""
+    if paragraph.startswith(("|", "!", "#")):
+        return paragraph
+    found: list[str] = []
+    for item in re.split(r"\n(?=- )", paragraph.rstrip("\n")):
+        text, indent = " ".join(item.split()), "  " if item.startswith("- ") else ""
+        found += textwrap.wrap(
+            text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(found) + ("\n" if paragraph.endswith("\n") else "")
 
 
 def _bursts(figures: Figures) -> dict[str, str]:
