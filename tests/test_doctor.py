@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,11 @@ from gradwire import _engine
 from gradwire.cli import app
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
-from gradwire.doctor import job, pairs, prober, udp
-from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, parse
+from gradwire.doctor import job, measure, pairs
 from gradwire.doctor.findings import Finding
+from gradwire.doctor.greeting import HELLO, WELCOME, Greeted, Greeting, Listener, greet, parse
 from gradwire.doctor.host import Host, check_host
 from gradwire.doctor.place import Place, place_of_environment
-from gradwire.doctor.prober import Prober
-from gradwire.doctor.responder import Event, Responder
-from gradwire.doctor.udp import Message, UdpSocket
 from gradwire.transport.addresses import LocalAddress
 from gradwire.transport.meeting import Meeting
 from ranks import free_port
@@ -189,12 +184,6 @@ def test_small_buffers_are_a_warning_that_names_the_sysctl() -> None:
     assert (f"net.core.rmem_max={asked}" in buffers["command"]) == (limit < asked)
 
 
-def test_the_probe_asks_for_the_engines_buffers() -> None:
-    features = call("doctor")["features"]
-    assert features["rcvbuf_asked"] == udp.RECEIVE_BUFFER
-    assert features["sndbuf_asked"] == udp.SEND_BUFFER
-
-
 def test_nothing_needs_torch_in_two_shells() -> None:
     program = (
         "import sys; sys.modules['torch'] = None; "
@@ -331,200 +320,141 @@ def test_a_port_that_is_taken_for_one_version_of_ip_is_not_listened_on_by_half()
     assert (result["exit"], result["setting"]) == (2, "port")
 
 
-# ---------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------- greetings
 
-kinds = st.sampled_from(list(Kind))
 numbers = st.integers(0, (1 << 64) - 1)
 
 
-@given(kinds, numbers, numbers, st.integers(0, (1 << 32) - 1), st.lists(numbers, max_size=6))
-def test_a_datagram_is_read_as_it_was_written(
-    kind: Kind, token: int, cookie: int, number: int, arguments: list[int]
+@given(st.sampled_from([HELLO, WELCOME]), numbers, numbers, st.integers(0, (1 << 32) - 1))
+def test_a_greeting_is_read_as_it_was_written(
+    kind: int, token: int, cookie: int, datagram: int
 ) -> None:
-    read = parse(Datagram(kind, token, cookie, number, tuple(arguments)).pack())
-    assert read is not None
-    assert (read.kind, read.token, read.cookie, read.number) == (kind, token, cookie, number)
-    assert list(read.arguments[: len(arguments)]) == arguments
+    greeting = Greeting(kind, token, cookie, datagram)
+    assert parse(greeting.pack()) == greeting
 
 
 @given(st.binary(max_size=200))
 def test_anything_else_is_dropped(data: bytes) -> None:
     assert parse(data) is None
-    assert parse(Datagram(Kind.HELLO, 1).pack()[: min(len(data), HEADER_BYTES - 1)]) is None
-    assert parse(Datagram(Kind.HELLO, 1).pack() + b"x") is None
+    hello = Greeting(HELLO, 1).pack()
+    assert parse(hello[: min(len(data), len(hello) - 1)]) is None
+    assert parse(hello + b"x") is None
 
 
-class Listener:
-    """A responder on loopback, in a thread, that ends when it was idle."""
+class Listening:
+    """A listener on loopback, in a thread, until somebody begins a measurement or it was idle."""
 
-    def __init__(
-        self, idle_s: float, token: int | None = None, longest_s: float = math.inf
-    ) -> None:
-        self.socket = UdpSocket("127.0.0.1")
-        self.events: list[Event] = []
-        self.responder = Responder([self.socket], self.events.append, token=token)
-        self.thread = threading.Thread(
-            target=self.responder.serve, args=(idle_s,), kwargs={"longest_s": longest_s}
+    def __init__(self, idle_s: float) -> None:
+        self.port = free_port()
+        self.deaf: list[str] = []
+        self.listener = Listener(
+            ["127.0.0.1"],
+            self.port,
+            lambda own, to: 1400,
+            lambda peer, _: self.deaf.append(peer[0]),
         )
+        self.found: list[Greeted | None] = []
+        self.thread = threading.Thread(target=lambda: self.found.append(self.listener.wait(idle_s)))
         self.thread.start()
         self.peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.peer.settimeout(5.0)
 
-    def send(self, data: bytes) -> None:
-        self.peer.sendto(data, self.socket.place)
-
-    def receive(self) -> Datagram:
-        answer = parse(self.peer.recv(1 << 16))
-        assert answer is not None
-        return answer
+    def send(self, data: bytes, by: socket.socket | None = None) -> None:
+        (by or self.peer).sendto(data, ("127.0.0.1", self.port))
 
     def welcomed(self) -> int:
         """Says HELLO; returns the cookie."""
-        self.send(Datagram(Kind.HELLO, 7).pack())
-        answer = self.receive()
-        assert (answer.kind, answer.token) == (Kind.WELCOME, 7)
+        self.send(Greeting(HELLO, 7, 0, 9000).pack())
+        answer = parse(self.peer.recv(1 << 11))
+        assert answer is not None
+        assert (answer.kind, answer.token, answer.datagram) == (WELCOME, 7, 1400)
         return answer.cookie
 
     def close(self) -> None:
-        self.thread.join()
-        self.socket.close()
+        self.thread.join(20)
+        self.listener.close()
         self.peer.close()
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    found = Listener(0.15)
+def listening() -> Iterator[Listening]:
+    found = Listening(0.4)
     yield found
     found.close()
 
 
-def test_who_has_not_proven_its_address_gets_no_more_than_it_sends(listener: Listener) -> None:
+def test_who_has_not_proven_its_address_gets_no_more_than_it_sends(listening: Listening) -> None:
     source = random.Random(1)
     sent = 0
     for _ in range(300):
-        kind = source.choice(list(Kind))
         cookie = source.choice((0, 1, source.getrandbits(64)))
-        numbers = tuple(source.getrandbits(source.choice((4, 20, 64))) for _ in range(6))
-        data = Datagram(kind, source.getrandbits(8), cookie, source.getrandbits(8), numbers).pack()
-        data = source.choice((data, data[: source.randrange(90)], source.randbytes(90)))
-        listener.send(data)
+        data = Greeting(source.choice((HELLO, WELCOME)), source.getrandbits(8), cookie, 1472).pack()
+        data = source.choice((data, data[: source.randrange(30)], source.randbytes(90)))
+        listening.send(data)
         sent += len(data)
-    listener.thread.join(10)  # ends although there was traffic, none of which has a proof
-    assert not listener.thread.is_alive()
-    listener.peer.setblocking(False)
+    listening.thread.join(10)  # ends although there was traffic, none of which has a proof
+    assert listening.found == [None]
+    assert listening.deaf == ["127.0.0.1"]
+    listening.peer.setblocking(False)
     received = 0
-    kinds = set()
     try:
         while True:
-            answer = listener.peer.recv(1 << 16)
-            received += len(answer)
-            read = parse(answer)
-            assert read is not None
-            kinds.add(read.kind)
+            received += len(listening.peer.recv(1 << 16))
     except BlockingIOError:
         pass
-    assert kinds == {Kind.WELCOME}
-    assert received <= sent
+    assert 0 < received <= sent
 
 
-def test_a_proven_prober_gets_no_burst_beyond_the_limits(listener: Listener) -> None:
-    cookie = listener.welcomed()
-    for number, asked in enumerate(
-        [
-            (1 << 40, 1472, 10**9, 0),
-            (100, 1 << 20, 10**9, 0),
-            (100, 1472, 0, 0),
-            (100, 1472, 1, 0),
-            (100, 1472, 10**9, 1 << 30),
-            (0, 1472, 10**9, 0),
-        ],
-        start=1,
-    ):
-        listener.send(Datagram(Kind.BURST, 7, cookie, number, asked).pack())
-    listener.send(Datagram(Kind.PING, 7, cookie, 99).pack())
-    assert listener.receive().kind is Kind.PONG
-    listener.send(Datagram(Kind.BURST, 7, cookie, 100, (3, 200, 10**6, 1)).pack())
-    assert [listener.receive().kind for _ in range(4)] == [Kind.DATA] * 3 + [Kind.SENT]
-    listener.send(Datagram(Kind.BURST, 7, cookie, 100, (3, 200, 10**6, 1)).pack())
-    assert listener.receive().kind is Kind.SENT  # a question that comes again is no new burst
-
-
-def test_a_cookie_is_of_no_use_to_another_address(listener: Listener) -> None:
-    cookie = listener.welcomed()
+def test_a_cookie_is_of_no_use_to_another_address(listening: Listening) -> None:
+    cookie = listening.welcomed()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.sendto(Datagram(Kind.WANT, 7, cookie, 1, (1400,)).pack(), listener.socket.place)
-        listener.send(Datagram(Kind.PING, 7, cookie, 2).pack())
-        assert listener.receive().kind is Kind.PONG
-        other.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            other.recv(1 << 16)
+        listening.send(Greeting(HELLO, 7, cookie, 1400).pack(), other)
+        listening.thread.join(10)
+    assert listening.found == [None]
 
 
-def test_a_listener_goes_on_while_it_is_asked_and_ends_when_it_is_idle(
-    listener: Listener,
-) -> None:
-    cookie = listener.welcomed()
-    begun = time.monotonic()
-    number = 0
-    while time.monotonic() - begun < 0.3:
-        number += 1
-        listener.send(Datagram(Kind.PING, 7, cookie, number).pack())
-        assert listener.receive().number == number
-    listener.send(Datagram(Kind.BYE, 7, cookie, number + 1).pack())
-    assert listener.receive().kind is Kind.GOODBYE
-    listener.thread.join(10)
-    assert listener.responder.finished == 1
-    assert [event.name for event in listener.events] == ["measures", "measured"]
+def test_who_has_the_cookie_begins_a_measurement(listening: Listening) -> None:
+    listening.send(Greeting(HELLO, 7, listening.welcomed(), 1300).pack())
+    listening.thread.join(10)
+    (found,) = listening.found
+    assert found is not None
+    assert (found.token, found.datagram) == (7, 1300)
+    assert found.local == ("127.0.0.1", listening.port)
 
 
-def test_a_responder_of_a_job_answers_the_measurement_of_its_token_alone() -> None:
-    """Whoever else probes this port must be neither answered nor counted."""
-    listener = Listener(0.15, token=7)
-    listener.send(Datagram(Kind.HELLO, 8).pack())
-    listener.welcomed()
-    listener.close()
-    assert listener.responder.hellos == 1
+def test_two_hosts_measure_and_tell_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "MEASURE_S", 0.1)
+    settings = Settings.build({}, environment={})
+    listening = Listening(20.0)
 
+    def join(end: int) -> tuple[measure.End, measure.End | None]:
+        greeted: Greeted | None
+        if end == 1:
+            listening.close()
+            (greeted,) = listening.found
+            assert greeted is not None
+        else:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
+                opened.bind(("127.0.0.1", 0))
+                greeted = greet(opened, ("127.0.0.1", listening.port), 9000, 10.0)
+        places = [greeted.local, greeted.peer] if end == 0 else [greeted.peer, greeted.local]
+        engine = measure.open_engine(
+            end, greeted.token, "127.0.0.1", greeted.local[1], greeted.datagram, settings
+        )
+        engine.connect(places)
+        own = measure.measure(engine, 10.0)
+        other = measure.exchange(engine, own)
+        engine.close()
+        return own, other
 
-def test_a_responder_ends_at_its_last_end_though_it_is_asked_on_and_on() -> None:
-    listener = Listener(20.0, longest_s=0.1)
-    cookie = listener.welcomed()
-    begun = time.monotonic()
-    while (alive := listener.thread.is_alive()) and time.monotonic() - begun < 20.0:
-        listener.send(Datagram(Kind.PING, 7, cookie, 1).pack())
-    listener.close()
-    assert not alive
-
-
-class Crowded(UdpSocket):
-    """A socket at which a datagram of somebody else is always there already."""
-
-    def receive(self, deadline: float) -> Message:
-        return Message(b"x", 1, ("127.0.0.2", 9), 0, 0, b"")
-
-
-def test_a_prober_ends_in_time_though_datagrams_of_others_keep_coming() -> None:
-    """A socket that is not connected, as in a job, receives from anybody."""
-    own = Crowded("127.0.0.1")
-    prober = Prober(own, ("127.0.0.1", 9), 1472, 20.0, 7)
-    measuring = threading.Thread(target=prober.measure, args=(0.05,), daemon=True)
-    measuring.start()
-    measuring.join(20)
-    assert not measuring.is_alive()
-    own.close()
-
-
-def test_a_socket_returns_in_time_though_empty_datagrams_keep_coming() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        own = UdpSocket("127.0.0.1")
-        for _ in range(3):
-            stranger.sendto(b"", own.place)
-        stranger.sendto(b"full", own.place)
-        assert own.receive(time.monotonic()) is None  # an empty one ends the wait
-        message = own.receive(time.monotonic() + 20.0)
-        assert message is not None
-        assert message.data == b"full"
-        own.close()
+    (first, of_second), (second, of_first) = at_once(2, join)
+    assert (of_first, of_second) == (first, second)
+    found = measure.joined(first, second, 1400, 28)
+    assert found.complete
+    for way in (found.there, found.back):
+        assert (way.datagram, way.trains) == (1400, "pass")
+        assert way.rate > 0
+        assert way.packets > 0
 
 
 # ---------------------------------------------------------------------------- jobs
@@ -618,8 +548,7 @@ def test_every_two_hosts_measure_once_and_none_twice_at_a_time(count: int) -> No
 
 
 def test_hosts_measure_in_rounds_of_which_they_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, short in (("PINGS", 5), ("GENTLE", 40_000_000), ("STEP_S", 0.002), ("CALM_S", 0.01)):
-        monkeypatch.setattr(prober, name, short)
+    monkeypatch.setattr(measure, "MEASURE_S", 0.05)
     store = dist.HashStore()
     addresses = {host: LocalAddress(f"127.0.0.{host + 1}", "lo", 65_536) for host in range(4)}
     settings = Settings.build({}, environment={})

@@ -31,7 +31,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "": ("core", "policies", "transport", "training", "calibration"),
         "server": ("core", "live", "policies", "transport", "training"),
         "watch": ("core", "live"),
-        "doctor": ("core", "policies", "transport", "server"),
+        "doctor": ("core", "policies", "transport", "server", "_engine"),
         "reading": ("core",),
         "cli": (),  # finds the commands by name
     },

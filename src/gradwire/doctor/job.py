@@ -113,15 +113,13 @@ class Examined:
         """Returns the table host × host: rate and loss from each host to each, and the rtt."""
         cells: dict[tuple[int, int], str] = {}
         for pair in self.pairs:
-            rtt = pair.found.rtt.median
+            rtt = pair.found.rtt_s
             for way, ends in (
                 (pair.found.there, (pair.prober, pair.responder)),
                 (pair.found.back, (pair.responder, pair.prober)),
             ):
                 cells[ends] = (
-                    f"{rate_text(way.rate, way.limit)}, {way.loss:.1%}, {rtt_text(rtt)}"
-                    if way.rate
-                    else "–"
+                    f"{rate_text(way.rate)}, {way.loss:.1%}, {rtt_text(rtt)}" if way.rate else "–"
                 )
         widths = {
             to: max([len(name), *(len(cells.get((first, to), "")) for first in self.hosts)])
@@ -136,7 +134,7 @@ class Examined:
                 for to in self.hosts
             )
             rows.append(f"  {name:{longest}}  {row}")
-        return [*rows, "", "  Each cell: rate, loss at half of it, median round-trip time."]
+        return [*rows, "", "  Each cell: rate, loss, smallest round-trip time."]
 
 
 def _ranges(ranks: list[int]) -> str:

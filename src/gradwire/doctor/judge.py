@@ -1,4 +1,4 @@
-"""Judges what a prober measured: sentences, and what to type."""
+"""Judges what two hosts have measured: sentences, and what to type."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Callable
 
 from gradwire.core.plan import SMALLEST_DATAGRAM
 from gradwire.doctor.findings import Finding
-from gradwire.doctor.prober import Limit, Measurement, Way
+from gradwire.doctor.measure import Measurement, Way
 
 __all__ = ["accept", "path_findings", "rate_text", "rtt_text", "way_rows"]
 
 NOTICED_LOSS, GRAVE_LOSS = 0.002, 0.1
-"""Shares of datagrams lost at half of the path's rate: what is worth a warning, and a problem."""
-
-MERGING = 1_000_000_000
-"""From this rate on, in bits per second, datagrams of a train come closely enough to be merged."""
+"""Shares of packets lost: what is worth a warning, and a problem."""
 
 
 def path_findings(found: Measurement, here: str, there: str) -> list[Finding]:
@@ -24,7 +21,8 @@ def path_findings(found: Measurement, here: str, there: str) -> list[Finding]:
         found: What was measured.
     """
     findings = []
-    if not found.complete:
+    lost = "lost" in (found.there.trains, found.back.trains)  # which ends a measurement, too
+    if not found.complete and not lost:
         findings.append(
             Finding(
                 "problem",
@@ -81,16 +79,12 @@ def _mtu(found: Measurement, ways: Ways) -> list[Finding]:
 
 
 def _ecn(name: str, sender: str, receiver: str, way: Way) -> list[Finding]:
-    if way.ecn in ("kept", "unknown"):
+    if way.ecn != "cleared":
         return []
-    if way.ecn == "marked":
-        text = f"{name}: the network marks datagrams as congested (CE) although it is quiet."
-    else:
-        verb = "clears" if way.ecn == "cleared" else "changes"
-        text = (
-            f"{name}: the network {verb} the ECN field; jobs find out and go on without ECN on "
-            "this path."
-        )
+    text = (
+        f"{name}: the network changes the ECN field; jobs find out and go on without ECN on this "
+        "path."
+    )
     return [Finding("warning", "ECN", text, "export GRADWIRE_ECN=false   # to switch it off")]
 
 
@@ -109,10 +103,6 @@ def _trains(name: str, sender: str, receiver: str, way: Way) -> list[Finding]:
         )
         typed = f"ethtool -K INTERFACE tx-udp-segmentation on tx-checksumming on   # on {sender}"
         return [Finding("warning", "GSO", text, typed)]
-    if way.trains == "pass" and way.merged <= 1 and way.rate >= MERGING:
-        text = f"{name}: {receiver} merges no datagrams (GRO), so every one costs it a system call."
-        typed = f"ethtool -K INTERFACE gro on   # on {receiver}"
-        return [Finding("warning", "GRO", text, typed)]
     return []
 
 
@@ -121,16 +111,13 @@ def _loss(name: str, sender: str, receiver: str, way: Way) -> list[Finding]:
     if way.overflows:
         text = (
             f"{name}: the receive buffer of {receiver} ran over and lost {way.overflows} "
-            "datagrams of the measurement."
+            "packets of the measurement."
         )
         typed = f"sysctl -w net.core.rmem_max=16777216   # on {receiver}"
         findings.append(Finding("warning", "buffers", text, typed))
-    if way.datagrams and way.loss >= NOTICED_LOSS:
+    if way.packets and way.loss >= NOTICED_LOSS:
         grave = way.loss >= GRAVE_LOSS
-        text = (
-            f"{name}: {way.loss:.1%} of {way.datagrams} datagrams were lost at half of the path's "
-            "rate"
-        )
+        text = f"{name}: {way.loss:.1%} of {way.packets} packets were lost"
         text += (
             ": look for a bad cable, a duplex mismatch or a policer."
             if grave
@@ -141,12 +128,11 @@ def _loss(name: str, sender: str, receiver: str, way: Way) -> list[Finding]:
     return findings
 
 
-def rate_text(rate: int, limit: Limit = "network") -> str:
-    """Returns a rate as text; "≥" where the network may carry more."""
+def rate_text(rate: int) -> str:
+    """Returns a rate as text."""
     if rate == 0:
         return "–"
-    number = f"{rate / 1e9:.1f} Gbit/s" if rate >= 999_500_000 else f"{rate / 1e6:.0f} Mbit/s"
-    return number if limit == "network" else f"≥ {number}"
+    return f"{rate / 1e9:.1f} Gbit/s" if rate >= 999_500_000 else f"{rate / 1e6:.0f} Mbit/s"
 
 
 def rtt_text(seconds: float) -> str:
@@ -162,9 +148,8 @@ def way_rows(found: Measurement) -> list[tuple[str, str, str]]:
 
     return [
         row("longest datagram", lambda way: f"{way.datagram} bytes" if way.datagram else "–"),
-        row("rate", lambda way: rate_text(way.rate, way.limit)),
-        row("loss", lambda way: f"{way.loss:.2%} of {way.datagrams}" if way.datagrams else "–"),
+        row("rate", lambda way: rate_text(way.rate)),
+        row("loss", lambda way: f"{way.loss:.2%} of {way.packets}" if way.packets else "–"),
         row("ECN", lambda way: way.ecn),
         row("trains (GSO)", lambda way: way.trains),
-        row("merged (GRO)", lambda way: f"up to {way.merged}" if way.merged > 1 else "none"),
     ]

@@ -7,29 +7,23 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire.core.settings import Settings
 from gradwire.doctor.findings import Finding
 from gradwire.doctor.judge import accept, path_findings
-from gradwire.doctor.prober import Measurement, Prober, RoundTrips, Way
-from gradwire.doctor.responder import Responder
-from gradwire.doctor.udp import UdpSocket
+from gradwire.doctor.measure import End, Measurement, joined, measure, open_engine
 from gradwire.transport.addresses import LocalAddress, on_first_free, scoped
 from gradwire.transport.meeting import Meeting
 
 __all__ = ["Pair", "measure_all", "pair_findings", "rounds"]
 
-CONTACT_S = 2.0
+CONTACT_S = 4.0
 """How long a pair tries to reach each other, in seconds."""
-PAIR_S = 30.0
-"""How long a pair takes at most, in seconds."""
-QUIET_S = 5.0
-"""A responder goes on when its prober asks nothing for so long, in seconds."""
-LONGEST_ROUND_S = PAIR_S + QUIET_S
+LONGEST_ROUND_S = 30.0
+"""How long a round takes at most, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +31,16 @@ class Pair:
     """What became of the path between two hosts.
 
     Attributes:
-        prober: The rank that measured.
-        responder: The rank that answered.
-        found: What it measured.
-        heard: Datagrams of the prober that the responder received.
+        prober: The rank with the lower number.
+        responder: The other one.
+        found: What they measured.
+        heard: Whether anything of the first one arrived at the other.
     """
 
     prober: int
     responder: int
     found: Measurement
-    heard: int
+    heard: bool
 
 
 def rounds(hosts: Sequence[int]) -> list[list[tuple[int, int]]]:
@@ -72,69 +66,65 @@ def measure_all(
     """Lets each two hosts measure, in rounds of pairs that have no host in common; collective.
 
     Args:
+        meeting: The meeting of all ranks.
+        own: This rank's address.
         addresses: The address of each host by the rank that measures for it.
         datagram: The agreed size of datagrams in bytes.
+        settings: The settings.
         say: Gets what the ranks are about to do.
     """
     rank = meeting.endpoint
-    opened: UdpSocket | None = None
-    port = 0
-    try:
-        if rank in addresses:
-            try:
-                opened = on_first_free(
-                    settings.ports, lambda port: UdpSocket(own.bound, port, settings.dscp)
-                )
-            except OSError as error:
-                meeting.tell_failure(error)
-                raise
-            port = opened.place[1]
-        # A token for each measurement: the responder has to know it before the first datagram.
-        token = secrets.randbits(48)
-        texts = meeting.exchange(json.dumps({"port": port, "token": token}))
-        ends = [json.loads(text) for text in texts]
+    headers = 48 if own.version == 6 else 28
+    # An engine takes the packets of its session alone.
+    tokens = list(map(int, meeting.exchange(str(secrets.randbits(32)))))
 
-        def measure(prober: int, responder: int) -> dict[str, Any]:
-            assert opened is not None
-            other = responder if rank == prober else prober
-            there = scoped(addresses[other].address, own.interface)
-            peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
-            token = ends[prober]["token"] ^ responder
-            if rank == prober:
-                return asdict(Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S))
-            answers = Responder([opened], limit=lambda message: datagram, token=token)
-            answers.serve(
-                QUIET_S, once=True, knock=peer, contact_s=CONTACT_S, longest_s=LONGEST_ROUND_S
-            )
-            return {"heard": answers.hellos}
+    def share(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return list(map(json.loads, meeting.exchange(json.dumps(values), LONGEST_ROUND_S)))
 
-        pairs = []
-        planned = rounds(list(addresses))
-        for number, pairs_of_round in enumerate(planned, 1):
-            say(f"round {number} of {len(planned)}: {len(pairs_of_round)} pairs of hosts measure")
-            mine = [measure(*pair) for pair in pairs_of_round if rank in pair]
-            # A pair may take its whole time before it comes here.
-            text = json.dumps(mine[0] if mine else {})
-            found = list(
-                map(json.loads, meeting.exchange(text, LONGEST_ROUND_S + meeting.timeout_s))
+    def take_part(prober: int, responder: int) -> list[dict[str, Any]]:
+        """Measures with the other host of a pair; returns what all ranks have found."""
+        session = tokens[prober] ^ responder << 8
+        try:
+            engine = on_first_free(
+                settings.ports,
+                lambda port: open_engine(
+                    int(rank == responder), session, own.bound, port, datagram, settings
+                ),
             )
-            pairs += [
-                Pair(a, b, _measurement(found[a]), int(found[b]["heard"]))
-                for a, b in pairs_of_round
-            ]
-    finally:
-        if opened is not None:
-            opened.close()
+        except OSError as error:
+            meeting.tell_failure(error)
+            raise
+        try:
+            ports = share({"port": engine.address[1]})
+            engine.connect(
+                [
+                    (scoped(addresses[each].address, own.interface), ports[each]["port"])
+                    for each in (prober, responder)
+                ]
+            )
+            end = measure(engine, CONTACT_S)
+            refusal = engine.refusal()
+        finally:
+            engine.close()
+        return share({"end": asdict(end), "refusal": refusal})
+
+    pairs = []
+    planned = rounds(list(addresses))
+    for number, pairs_of_round in enumerate(planned, 1):
+        say(f"round {number} of {len(planned)}: {len(pairs_of_round)} pairs of hosts measure")
+        mine = [pair for pair in pairs_of_round if rank in pair]
+        if mine:
+            found = take_part(*mine[0])
+        else:
+            share({})
+            found = share({})
+        for prober, responder in pairs_of_round:
+            ends = [End(**found[each]["end"]) for each in (prober, responder)]
+            path = joined(ends[0], ends[1], datagram, headers)
+            path.answered = path.answered and ends[1].answered
+            path.refusal = found[prober]["refusal"]
+            pairs.append(Pair(prober, responder, path, ends[1].heard))
     return sorted(pairs, key=lambda pair: (pair.prober, pair.responder))
-
-
-def _measurement(values: dict[str, Any]) -> Measurement:
-    known = {each.name for each in fields(Measurement)}
-    plain = {name: value for name, value in values.items() if name in known}
-    plain["rtt"] = RoundTrips(**plain.get("rtt", {}))
-    plain["there"] = Way(**plain.get("there", {}))
-    plain["back"] = Way(**plain.get("back", {}))
-    return Measurement(**plain)
 
 
 def pair_findings(

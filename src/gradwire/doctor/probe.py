@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import ipaddress
 import json
 import signal
 import socket
+import time
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from gradwire.core.errors import ConfigError
+from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.settings import Settings
-from gradwire.doctor.findings import Finding, as_json, exit_status, lines, summary, wrapped
+from gradwire.doctor.findings import Finding, as_json, exit_status, lines, summary
+from gradwire.doctor.greeting import Greeted, Listener, SocketAddress, greet
 from gradwire.doctor.host import environment_settings
 from gradwire.doctor.judge import accept, path_findings, rtt_text, way_rows
-from gradwire.doctor.prober import Measurement, Prober
-from gradwire.doctor.responder import Event, Responder
-from gradwire.doctor.udp import SocketAddress, UdpSocket, place_text
+from gradwire.doctor.measure import End, Measurement, exchange, joined, measure, open_engine
 from gradwire.transport.addresses import (
+    ETHERNET_DATAGRAM,
     LocalAddress,
     local_addresses,
     on_first_free,
     reachable_interfaces,
     route_mtu,
+    scoped,
     with_port,
 )
 
@@ -36,9 +39,8 @@ app = typer.Typer(add_completion=False)
 PORT = 28_900
 """The port of `gradwire probe --listen` where nothing chooses another."""
 CONTACT_S = 5.0
+"""How long to wait for the first answer, and then for datagrams of full length, in seconds."""
 IDLE_S = 300.0
-LONGEST_S = 60.0
-"""How long a measurement takes at most, in seconds."""
 LONGEST_WAIT_S = 86_400.0
 
 
@@ -98,44 +100,120 @@ def _seconds(timeout: float | None, usual: float) -> float:
 
 def _listen(target: str, settings: Settings, idle_s: float, as_json: bool) -> int:
     port = _port(target, target) if target else settings.ports[0] or PORT
-    sockets = _listening(settings, port)
+    addresses = _own_addresses(settings)
+    finished = 0
 
     def say(name: str, text: str, **more: object) -> None:
         print(json.dumps({"event": name, "message": text, **more}) if as_json else text, flush=True)
 
-    def notice(event: Event) -> None:
-        say(event.name, event.text, peer=event.peer)
-        if event.name == "unheard" and not as_json:
-            host = event.peer.rpartition(":")[0]
-            print(f"  type: {accept(host, event.local, None)}", flush=True)
+    def unheard(peer: SocketAddress, local: str) -> None:
+        text = (
+            f"Datagrams from {_text(peer)} arrive here, and no answer arrives there: UDP is "
+            "blocked on the way back, by a firewall there or between."
+        )
+        say("unheard", text, peer=_text(peer))
+        if not as_json:
+            print(f"  type: {accept(peer[0], local, None)}", flush=True)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    responder = Responder(sockets, notice)
-    addresses = _own_addresses(settings)
-    typed = f"gradwire probe {addresses[0] if port == PORT else with_port(addresses[0], port)}"
+    try:
+        bound = addresses if settings.interface else [*addresses, *_loopbacks(addresses)]
+        listener = Listener(bound, port, lambda own, to: _limit(own, to, settings), unheard)
+    except OSError as error:
+        allowed = f"cannot be opened ({error.strerror}); choose another, as in {PORT + 1}"
+        raise ConfigError.of("port", port, allowed) from error
+    typed = addresses[0] if port == PORT else with_port(addresses[0], port)
     text = (
-        f"Listening on UDP port {port} of {', '.join(addresses)}.\nType on the other host: {typed}"
+        f"Listening on UDP port {port} of {', '.join(addresses)}.\n"
+        f"Type on the other host: gradwire probe {typed}"
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         say("listening", text, port=port, addresses=addresses)
-        responder.serve(idle_s)
+        while (greeted := listener.wait(idle_s)) is not None:
+            peer = _text(greeted.peer)
+            say("measures", f"{peer} measures.", peer=peer)
+            listener.close()  # the engine takes the port
+            own, other = _measure(1, greeted, settings)
+            if other is not None:
+                finished += 1
+                say("measured", f"{peer} is done, and has the results.", peer=peer)
+            elif not own.answered:
+                say("left", f"{peer} does not measure after all.", peer=peer)
+            else:
+                say(
+                    "failed",
+                    f"{peer} has no results: the sums did not come to their end.",
+                    peer=peer,
+                )
+            listener.open()
     except KeyboardInterrupt:
         pass
     finally:
-        for each in sockets:
-            each.close()
-    if responder.hellos == 0:
+        listener.close()
+    if listener.hellos == 0:
         text = (
             f"Nothing arrived at UDP port {port}: nobody probed this host, or a firewall here or "
             "between drops UDP."
         )
     else:
         text = (
-            f"Measurements that came to their end: {responder.finished}. Hosts at which no answer "
-            f"arrived: {responder.unheard}."
+            f"Measurements that came to their end: {finished}. Hosts at which no answer arrived: "
+            f"{len(listener.deaf)}."
         )
-    say("ended", text, measurements=responder.finished, unheard=responder.unheard)
-    return 0 if responder.finished and not responder.unheard else 1
+    say("ended", text, measurements=finished, unheard=len(listener.deaf))
+    return 0 if finished and not listener.deaf else 1
+
+
+def _measure(endpoint: int, greeted: Greeted, settings: Settings) -> tuple[End, End | None]:
+    """Measures with who has greeted; returns what this end has seen, and what the other one has."""
+    local, peer = (
+        (scoped(place[0], _interface(place)), place[1]) for place in (greeted.local, greeted.peer)
+    )
+    session, datagram = greeted.token, greeted.datagram
+    engine = open_engine(endpoint, session, local[0], local[1], datagram, settings)
+    try:
+        engine.connect([peer, local] if endpoint else [local, peer])
+        own = measure(engine, CONTACT_S)
+        return own, exchange(engine, own) if own.complete else None
+    finally:
+        engine.close()
+
+
+def _interface(place: SocketAddress) -> str:
+    """Returns the interface of a link-local address of IPv6, "" for any other one."""
+    with contextlib.suppress(OSError, IndexError):
+        return socket.if_indextoname(place[3])
+    return ""
+
+
+def _text(place: SocketAddress) -> str:
+    return with_port(scoped(place[0], _interface(place)), place[1])
+
+
+def _limit(own: str, to: str, settings: Settings) -> int:
+    """Returns the longest datagram that the engine would send from an address to another one."""
+    try:
+        (local,) = local_addresses(own, None)
+        limit = local.datagram(route_mtu(local.bound, to))
+    except (ConfigError, OSError, ValueError):
+        limit = ETHERNET_DATAGRAM
+    return min(limit, settings.datagram or limit)
+
+
+def _loopbacks(addresses: list[str]) -> list[str]:
+    """Returns the loopback addresses of this host that are not among others."""
+    known = ["127.0.0.1", "::1"] if socket.has_ipv6 else ["127.0.0.1"]
+    return [each for each in known if each not in addresses and _usable(each)]
+
+
+def _usable(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _own_addresses(settings: Settings) -> list[str]:
@@ -147,46 +225,15 @@ def _own_addresses(settings: Settings) -> list[str]:
     return list(dict.fromkeys(chosen)) or ["127.0.0.1"]
 
 
-def _listening(settings: Settings, port: int) -> list[UdpSocket]:
-    """Opens the sockets: of the chosen interface, or of all addresses of both versions of IP."""
-    if settings.interface is None:
-        wanted = ["0.0.0.0", "::"] if socket.has_ipv6 else ["0.0.0.0"]
-    else:
-        wanted = [each.bound for each in local_addresses(settings.interface, None)]
-    sockets: list[UdpSocket] = []
-    for address in wanted:
-        try:
-            sockets.append(UdpSocket(address, port, settings.dscp))
-        except OSError as error:
-            if address == "::" and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                continue  # IPv6 is switched off
-            for each in sockets:
-                each.close()
-            allowed = f"cannot be opened ({error.strerror}); choose another, as in {PORT + 1}"
-            raise ConfigError.of("port", port, allowed) from error
-    return sockets
-
-
 # ---------------------------------------------------------------------------- the one that measures
 
 
 def _probe(target: str, settings: Settings, contact_s: float, in_json: bool) -> int:
     host, port = _host_and_port(target, settings.ports[0] or PORT)
     own, peer = _ends(host, port, settings)
-    limit = own.datagram(route_mtu(own.bound, _plain(peer)))
-    if settings.datagram:
-        limit = min(limit, settings.datagram)
-    try:
-        socket_ = on_first_free(
-            settings.ports, lambda port: UdpSocket(own.bound, port, settings.dscp)
-        )
-    except OSError as error:
-        raise ConfigError.of("port", settings.port, f"cannot be opened: {error}") from error
-    try:
-        socket_.connect(peer)
-        found = Prober(socket_, peer, limit, LONGEST_S + contact_s).measure(contact_s)
-    finally:
-        socket_.close()
+    to = scoped(peer[0], _interface(peer))
+    limit = min(own.datagram(route_mtu(own.bound, to)), settings.datagram or LARGEST_DATAGRAM)
+    found = _greet_and_measure(own, peer, limit, settings, contact_s)
     here, there = own.address, str(peer[0])
     findings = reached(found, here, there, port)
     if found.answered:
@@ -196,7 +243,7 @@ def _probe(target: str, settings: Settings, contact_s: float, in_json: bool) -> 
         typer.echo(json.dumps({**as_json(findings), **ends, "measurement": asdict(found)}))
         return exit_status(findings)
     typer.echo(
-        f"gradwire probe: {here} ({own.interface or 'no interface'}) to {place_text(peer)}\n"
+        f"gradwire probe: {here} ({own.interface or 'no interface'}) to {with_port(to, port)}\n"
     )
     typer.echo("\n".join(lines(findings)))
     if found.answered:
@@ -209,6 +256,13 @@ def reached(found: Measurement, here: str, there: str, port: int) -> list[Findin
     """Returns whether datagrams pass between the hosts, as far as the prober alone can know."""
     if found.answered:
         return [Finding("ok", "UDP", f"Datagrams pass from {here} to {there} and back.")]
+    if found.heard:
+        text = (
+            f"{here} and {there} hear each other, but datagrams of {found.limit} bytes get no "
+            "answer: the path carries shorter ones only, or loses most."
+        )
+        typed = f"export GRADWIRE_DATAGRAM={ETHERNET_DATAGRAM // 2}   # on both hosts, to try"
+        return [Finding("problem", "UDP", text, typed)]
     listens = f"gradwire probe --listen {port}   # on {there}"
     refusal = found.refusal
     if "refused" in refusal:
@@ -230,18 +284,44 @@ def reached(found: Measurement, here: str, there: str, port: int) -> list[Findin
     return [Finding("problem", "UDP", text, typed)]
 
 
+def _greet_and_measure(
+    own: LocalAddress, peer: SocketAddress, limit: int, settings: Settings, contact_s: float
+) -> Measurement:
+    """Finds who listens, and measures; once more where only the greeting came through."""
+    headers = 48 if own.version == 6 else 28
+    found = Measurement(limit=limit, headers=headers)
+    until = time.monotonic() + contact_s
+    while not found.answered and (left := until - time.monotonic()) > 0:
+        try:
+            opened = on_first_free(settings.ports, lambda port: _bound(own, port))
+        except OSError as error:
+            raise ConfigError.of("port", settings.port, f"cannot be opened: {error}") from error
+        with opened:
+            greeted = greet(opened, peer, limit, left)
+        found.refusal = greeted.refusal
+        if greeted.answered:
+            found.heard = True
+            mine, theirs = _measure(0, greeted, settings)
+            found = joined(mine, theirs, greeted.datagram, headers)
+    return found
+
+
+def _bound(own: LocalAddress, port: int) -> socket.socket:
+    family = socket.AF_INET6 if own.version == 6 else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        opened.bind(socket.getaddrinfo(own.bound, port, type=socket.SOCK_DGRAM)[0][4])
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
 def _table(found: Measurement) -> str:
-    rtt = found.rtt
-    times = ", ".join(
-        f"{name} {rtt_text(value)}"
-        for name, value in (("min", rtt.least), ("median", rtt.median), ("p99", rtt.p99))
-    )
     rows = [("", "there", "back"), *way_rows(found)]
     first, there, back = (max(map(len, column)) for column in zip(*rows, strict=True))
     table = [f"  {row[0]:{first}}  {row[1]:>{there}}  {row[2]:>{back}}" for row in rows]
-    answered = f"{rtt.sent - rtt.lost} of {rtt.sent} answered"
-    last = wrapped(f"round-trip time: {times} ({answered})", 2)
-    return "\n".join([*table, "", *(f"  {line}" for line in last)])
+    return "\n".join([*table, "", f"  smallest round-trip time: {rtt_text(found.rtt_s)}"])
 
 
 def _ends(host: str, port: int, settings: Settings) -> tuple[LocalAddress, SocketAddress]:
@@ -258,11 +338,6 @@ def _ends(host: str, port: int, settings: Settings) -> tuple[LocalAddress, Socke
                 return each, candidate[4]
     versions = " and ".join(f"IPv{each.version}" for each in own)
     raise ConfigError.of("HOST", host, f"it has no address of {versions}, as this host has")
-
-
-def _plain(peer: SocketAddress) -> str:
-    text = place_text(peer).rpartition(":")[0]
-    return text.removeprefix("[").removesuffix("]")
 
 
 def _host_and_port(target: str, usual: int) -> tuple[str, int]:
