@@ -123,7 +123,6 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
     Kubernetes' service links are ignored, with one line in the log of a process.
 
     Args:
-        known: Names of the settings and options.
         environment: Environment variables; None for os.environ.
     """
     variables = os.environ if environment is None else environment

@@ -109,7 +109,6 @@ def greet(opened: socket.socket, peer: SocketAddress, datagram: int, contact_s: 
 
     Args:
         opened: A bound socket; the caller closes it.
-        peer: The address and port of who listens.
         datagram: The longest datagram that the route there takes, in bytes.
         contact_s: How long to wait, in seconds.
     """
@@ -141,8 +140,6 @@ class Listener:
     """Answers those who say HELLO.
 
     Args:
-        addresses: The local addresses to listen on, with their scopes.
-        port: The UDP port.
         limit: Returns the longest datagram that the route from a local address to another one
             takes.
         unheard: Called with the address of a host that does not hear the answers, and the local

@@ -132,12 +132,9 @@ def open_engine(
     """Opens the engine of one of two ends.
 
     Args:
-        endpoint: 0 or 1.
         session: Any number of 32 bits, the same on both ends.
-        address: The local address with its scope.
         port: The UDP port; 0 for any free one.
         datagram: Size of datagrams in bytes, the same on both ends.
-        settings: The settings.
 
     Raises:
         OSError: The address or the port cannot be used.
@@ -161,7 +158,6 @@ def measure(engine: _engine.Engine, contact_s: float) -> End:
     """Sums with the other end for a second, and returns what this end has seen.
 
     Args:
-        engine: An engine that knows the other end's address.
         contact_s: How long to wait until datagrams pass both ways, in seconds.
     """
     found = End()
@@ -206,7 +202,6 @@ def exchange(engine: _engine.Engine, own: End) -> End | None:
     """Tells the other end what this one has seen, and returns what it has; None where it is gone.
 
     Args:
-        engine: The engine, whose measurement is complete.
         own: What this end has seen.
     """
     values = [float(value) for value in astuple(own)]

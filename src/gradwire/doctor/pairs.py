@@ -66,11 +66,8 @@ def measure_all(
     """Lets each two hosts measure, in rounds of pairs that have no host in common; collective.
 
     Args:
-        meeting: The meeting of all ranks.
-        own: This rank's address.
         addresses: The address of each host by the rank that measures for it.
         datagram: The agreed size of datagrams in bytes.
-        settings: The settings.
         say: Gets what the ranks are about to do.
     """
     rank = meeting.endpoint

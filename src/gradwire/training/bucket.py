@@ -142,7 +142,6 @@ class Layouts:
     """The layouts of the buckets seen so far.
 
     Args:
-        names: The parameters' names.
         check: Called with the names and parameters of each new layout; may raise ConfigError.
     """
 
@@ -176,7 +175,6 @@ def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 
     Args:
         values: Values of the parameter's shape.
-        parameter: The parameter.
 
     Returns:
         The values, 1-D.
@@ -189,10 +187,6 @@ def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 
 def slots_of(tensors: list[tuple[str, int]], elements: int) -> HashedTuple[TensorSlot]:
     """Lays tensors out one after another.
-
-    Args:
-        tensors: Name and number of elements of each.
-        elements: Number of elements of the bucket.
 
     Returns:
         The place of each tensor that has elements.

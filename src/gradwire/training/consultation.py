@@ -37,15 +37,7 @@ END = (1 << 32) + 2
 
 
 class Consultation:
-    """Agrees on the layers' norms and on the largest share that a worker lost.
-
-    Args:
-        communicator: The communicator.
-        policy: The policy.
-        settings: The settings.
-        number: The attachment's number.
-        members: The ranks, in the job, of all workers and of those that they speak for.
-    """
+    """Agrees on the layers' norms and on the largest share that a worker lost."""
 
     def __init__(
         self,
@@ -97,10 +89,6 @@ class Consultation:
     def agree(self, step: Step, summary: Summary) -> Ending[tuple[Summary, float]]:
         """Agrees on the norms of layers that are due, and on the largest share that a worker lost.
 
-        Args:
-            step: The step.
-            summary: The summary of its ballots.
-
         Returns:
             The summary with the layers' norms, and the share.
 
@@ -122,7 +110,6 @@ class Consultation:
         """Finds which ranks multiply their gradients by which scale, since these differ.
 
         Args:
-            step: The step.
             scales: The scale of each rank that this worker speaks for; None for a rank that has
                 none.
 

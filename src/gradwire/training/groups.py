@@ -130,8 +130,6 @@ class Group:
         """Opens a communicator of the members, who agree in the meeting; collective.
 
         Args:
-            settings: The settings.
-            meeting: A meeting of the members.
             leader: The rank in the job that speaks for this one; None for none.
         """
         return Communicator(

@@ -27,11 +27,8 @@ class LossWatch:
 
     Args:
         rise: Share by which the agreed loss must exceed its running mean, above 0.
-        strict_steps: Number of steps that are then exact.
 
     Attributes:
-        rise: See above.
-        strict_steps: See above.
         mean: The running mean.
         losses: Number of losses in it.
         left: Number of exact steps to come.

@@ -46,9 +46,6 @@ class Optimizers:
     Args:
         each: The optimizers; none where they are not known.
         need: Why one of them has to hold each trained parameter, as text; "" where it need not.
-
-    Attributes:
-        each: See above.
     """
 
     def __init__(self, each: Sequence[torch.optim.Optimizer] = (), need: str = "") -> None:

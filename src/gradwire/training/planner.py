@@ -23,14 +23,7 @@ __all__ = ["Planner"]
 
 
 class Planner:
-    """Writes the plans of one attachment's buckets.
-
-    Args:
-        communicator: The communicator.
-        policy: The policy.
-        settings: The settings.
-        number: The attachment's number.
-    """
+    """Writes the plans of one attachment's buckets."""
 
     def __init__(
         self, communicator: Communicator, policy: Policy, settings: Settings, number: int
@@ -44,14 +37,7 @@ class Planner:
     def context(
         self, step: Step, index: int, slots: tuple[TensorSlot, ...], buffer: torch.Tensor
     ) -> PlanContext:
-        """Returns what the policy is told of a bucket.
-
-        Args:
-            step: Its step.
-            index: Its index among the step's buckets that have elements.
-            slots: Its tensors.
-            buffer: Its gradients.
-        """
+        """Returns what the policy is told of a bucket."""
         encoding = own_encoding(buffer.dtype)
         tensors = [slots.digest] if isinstance(slots, ComparedLayout) else []
         return PlanContext(

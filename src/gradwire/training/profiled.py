@@ -16,10 +16,6 @@ def bucket_range(
 ) -> torch.futures.Future[torch.Tensor]:
     """Starts a bucket's transfer, which a profiler shows from here to its result.
 
-    Args:
-        index: The bucket's number.
-        start: Starts it.
-
     Returns:
         The future of the result.
     """

@@ -36,11 +36,7 @@ class Waiting:
 
 
 class SkipWatch:
-    """Knows which gradients wait for a step of their optimizer.
-
-    Args:
-        optimizers: The optimizers. Where there are none, gradients wait until the next step begins.
-    """
+    """Knows which gradients wait for a step of their optimizer."""
 
     def __init__(self, optimizers: Optimizers) -> None:
         self._optimizers = optimizers
@@ -52,8 +48,6 @@ class SkipWatch:
         Args:
             owner: Who holds their parameters (`Optimizers.owners`).
             keys: As in `Waiting`, and so are the others.
-            scale: See `Waiting`.
-            flushes: See `Waiting`.
         """
         waiting = self._waiting.setdefault(owner, Waiting(scale))
         waiting.scale = scale
@@ -83,7 +77,6 @@ class SkipWatch:
         """Removes and returns what waits no longer when another step begins.
 
         Args:
-            scale: The scale of that step.
             joined: Whether this rank has joined, so that its optimizers step no more.
         """
         return self._remove(

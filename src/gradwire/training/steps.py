@@ -247,7 +247,6 @@ class StepCycle(TrainingState):
         """Takes over whether the next steps are exact because some rank's user asked for it.
 
         Args:
-            agreed: The summary of the step that has ended.
             first: Its first bucket, where it is known.
             flushed: Whether it was exact itself, because of an earlier call.
         """

@@ -61,10 +61,6 @@ class TrainingState:
     """The values that an attachment keeps from step to step.
 
     Args:
-        communicator: The communicator.
-        policy: The policy.
-        settings: The settings.
-        names: Names of the parameters.
         number: The number that it has taken of the communicator; `close` returns it.
         optimizers: The optimizers; None where they are not known.
         writer: What takes the steps' reports, which `close` closes; None for nothing.
@@ -78,10 +74,6 @@ class TrainingState:
         ConfigError: The policy's fill needs the optimizer, which is not known.
 
     Attributes:
-        communicator: See above.
-        policy: See above.
-        settings: See above.
-        number: See above.
         compared: Returns, as a step begins, numbers of which the plans of the step are part, so
             that ranks that have others fail at its first bucket.
     """
@@ -392,8 +384,6 @@ def _of_another(state: State, owner: str, owing: bool) -> State:
     """Returns what a rank takes of another one's state.
 
     Args:
-        state: The state.
-        owner: The rank that it belongs to.
         owing: Whether any rank may have owed something when it was saved.
 
     Raises:

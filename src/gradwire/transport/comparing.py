@@ -23,11 +23,8 @@ def compare_texts(
     texts stays until the others have, because the store may end with it.
 
     Args:
-        job_store: The job's store.
         prefix: The prefix of the keys, the same on all ranks and new for each comparison.
-        rank: This rank, in the job.
         ranks: All ranks; of large jobs some are compared.
-        text: This rank's text.
         wait_s: Seconds to wait for the others, at most.
     """
     texts = {rank: text}

@@ -74,7 +74,6 @@ class Handle(OfThisProcess):
 
     Args:
         plan: The plan; None for an empty array.
-        keep: The memory of the array, which has to stay until the end.
 
     Attributes:
         plan: The plan; None for an empty array.

@@ -79,7 +79,6 @@ class Books:
         plan prunes.
 
         Args:
-            transfer: The bucket's transfer.
             host: float32, the fresh gradient.
         """
         unused = self._unused(transfer, host)
@@ -141,7 +140,6 @@ class Books:
         """Returns the chunks that have to count: overdue ones, and those that are not finite.
 
         Args:
-            transfer: The bucket's transfer.
             host: float32, what will be sent.
             finite: Whether the fresh gradient is finite.
 
@@ -298,7 +296,6 @@ class Books:
         """Restores what `state_dict` returned.
 
         Args:
-            state: The state.
             trained: Number of elements of the model's parameters by name; None where no model is
                 known.
             strict: Whether values of other parameters are an error; else they are dropped with a

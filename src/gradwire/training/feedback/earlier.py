@@ -18,14 +18,7 @@ __all__ = ["Earlier"]
 
 
 class Earlier:
-    """Copies of a book's values, by parameter.
-
-    Args:
-        book: The book.
-
-    Attributes:
-        book: See above.
-    """
+    """Copies of a book's values, by parameter."""
 
     def __init__(self, book: FlatBook) -> None:
         self.book = book

@@ -84,10 +84,8 @@ class FirstMoments:
         Parameters with which their optimizer has not stepped keep zeros.
 
         Args:
-            slots: The bucket's tensors.
             parameters: The bucket's parameters, in order, empty ones included.
             result: float32, one value per element.
-            grid: The chunk grid.
             missing: bool for each chunk of the grid.
             scale: What gradients are multiplied by (a loss scaler's).
         """

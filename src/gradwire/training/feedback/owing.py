@@ -32,9 +32,6 @@ class Bucket:
 class Owing:
     """Knows which tensors something may be owed of, and when they should come again.
 
-    Args:
-        keys: The keys of tensors that something is owed of from before.
-
     Attributes:
         keys: The keys of all such tensors.
     """
@@ -48,8 +45,6 @@ class Owing:
         """Notes a bucket of a step.
 
         Args:
-            step: The step's number.
-            slots: The bucket's tensors.
             loses: Whether something of it may not have been delivered.
             exact: Whether all of it was, and what had been owed, too.
         """
@@ -74,9 +69,6 @@ class Owing:
 
         A bucket that stays away for longer than before is not awaited, since its parameters may not
         be used any more.
-
-        Args:
-            step: The step that has ended.
         """
         owed = [each for each in self._buckets.values() if not each.keys.isdisjoint(self.keys)]
         return any(step < self._next(each) for each in owed)

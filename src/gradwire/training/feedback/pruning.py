@@ -29,10 +29,8 @@ def smallest_weights(
     """Returns where in a bucket each tensor's weights of smallest magnitude lie.
 
     Args:
-        slots: The bucket's tensors.
         parameters: The bucket's parameters, in order, empty ones included.
         share: Share of each tensor's weights, in [0, 1), rounded down to whole elements.
-        spared: Names of tensors of which nothing is held back.
 
     Returns:
         Indices of elements of the bucket.

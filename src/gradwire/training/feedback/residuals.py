@@ -128,9 +128,6 @@ class ResidualBook(FlatBook):
         committed pull withheld, and the encoding's error.
 
         Args:
-            slots: The bucket's tensors.
-            grid: The chunk grid.
-            report: The transfer's report.
             scale: Factor of the results; a result is returned to the sum as result / scale.
             keep_error: For plans with an encoding; see `KeepError`.
         """
@@ -173,14 +170,7 @@ class ResidualBook(FlatBook):
 
 
 class AgeBook(ChunkBook):
-    """The number of steps in a row in which each chunk did not count; thread-safe.
-
-    Args:
-        max_age: The age at which a chunk has to count.
-
-    Attributes:
-        max_age: See above.
-    """
+    """The number of steps in a row in which each chunk did not count; thread-safe."""
 
     what = "ages"
     allowed = "integers (elements, age), no age beyond 255,"

@@ -52,9 +52,6 @@ class MagnitudeBook(ChunkBook):
         """Takes the magnitudes of chunks that any contribution reached.
 
         Args:
-            slots: The bucket's tensors.
-            grid: The chunk grid.
-            report: The transfer's report.
             result: float32, the bucket's result, one value per element.
             scale: What gradients are multiplied by (a loss scaler's).
         """

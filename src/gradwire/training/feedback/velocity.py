@@ -23,9 +23,6 @@ __all__ = ["VelocityBook"]
 class VelocityBook(FlatBook):
     """The velocities of one rank by parameter name.
 
-    Args:
-        momentum: The momentum, in (0, 1).
-
     Attributes:
         momentum: The momentum as a float32.
     """

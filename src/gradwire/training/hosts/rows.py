@@ -17,13 +17,7 @@ LEAST_SHARD = 1 << 14
 
 
 class Rows:
-    """The rows of one bucket, mapped into this process.
-
-    Args:
-        memory: The memory's file descriptor.
-        ranks: Number of ranks of the host.
-        elements: Number of elements of the bucket.
-    """
+    """The rows of one bucket, mapped into this process."""
 
     def __init__(self, memory: int, ranks: int, elements: int) -> None:
         self._ranks = ranks
@@ -46,12 +40,7 @@ class Rows:
         return row
 
     def add(self, place: int, share: float) -> None:
-        """Sums this rank's shard of all rows, in rank order, and multiplies it.
-
-        Args:
-            place: The place of this rank.
-            share: The factor.
-        """
+        """Sums this rank's shard of all rows, in rank order, and multiplies it."""
         factor = np.float32(share)
         start, end = shard(self.total.size, self._ranks, place)
         for at in range(start, end, BLOCK):

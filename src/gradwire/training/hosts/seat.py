@@ -73,11 +73,6 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
     The kernel may refuse sockets or memory between ranks of a host (seccomp, SELinux, a limit of
     file descriptors). That is tried here, where all ranks can still decide alike.
 
-    Args:
-        group: The group.
-        meeting: A meeting of its members.
-        settings: The settings.
-
     Returns:
         The seat; None where each rank speaks for itself: where that is set, beside servers, where
         there is one host only, where no host has several ranks, and where hosts="auto" and a kernel
@@ -194,8 +189,6 @@ def _refuse(meeting: Meeting, settings: Settings, troubles: dict[int, str]) -> N
     """Raises, or logs on one rank, that ranks of a host cannot sum among themselves.
 
     Args:
-        meeting: The meeting.
-        settings: The settings.
         troubles: Why, by rank.
     """
     causes = {rank: text for rank, text in troubles.items() if text != IN_VAIN} or troubles
@@ -221,7 +214,6 @@ def share_number(meeting: Meeting, number: int) -> int:
     its own time-outs for the others.
 
     Args:
-        meeting: A meeting of all ranks.
         number: What a leader's communicator has taken.
 
     Raises:

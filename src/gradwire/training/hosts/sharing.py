@@ -69,12 +69,8 @@ class SharingPipeline(GradientPipeline):
     """Carries the buckets of one DDP module on a host whose ranks sum among themselves.
 
     Args:
-        seat: This rank's place on its host.
-        *args: As for GradientPipeline.
         shares_memory: Whether DDP's futures may have the shared memory as their values, which is
             safe where nobody but DDP reads them.
-        module: Names the module, for warnings.
-        **options: As for GradientPipeline.
     """
 
     def __init__(
@@ -210,7 +206,6 @@ class SharingPipeline(GradientPipeline):
         """Waits until no place of the host is missing; the caller holds `_changed`.
 
         Args:
-            handed: The bucket.
             missing: Returns the places from which something is still to come.
             what: What is to come, as text with "{}" for the ranks from which it is.
 
