@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from gradwire.core.errors import ConfigError
 from gradwire.core.rank_state import of_rank, read_rank
 from gradwire.core.saved_state import State
+from gradwire.policies.reliable import Reliable
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 from job_gradients import normal
@@ -127,6 +129,35 @@ def test_a_parameter_that_the_model_lacks_is_an_error_or_dropped(
     wrong = put(foreign, ("residuals", "front.weight"), torch.ones(5))
     with pytest.raises(ConfigError, match="is of 5 elements"):  # never dropped
         here.load_state_dict(wrong, strict=False)
+
+
+@dataclass
+class Late(Reliable):
+    """Takes its state bit by bit, and finds an error in the last one."""
+
+    name: ClassVar[str] = "late"
+
+    def __post_init__(self) -> None:
+        self.seen, self.most = [1.0], 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen), "most": self.most}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen.extend(state["seen"])
+        self.most = 1.0 / state["most"]
+
+
+def test_a_policy_that_finds_an_error_late_changes_nothing_either() -> None:
+    here = Job(2, TENSORS, Late(), error_feedback=True, loss_rise=0.5).pipelines[0]
+    here.begin_epoch(2)
+    before = copy.deepcopy(here.state_dict())
+    other = put(put(before, ("phases", "most"), 0.0), ("epoch",), 7)
+    other["residuals"] = {"front.weight": torch.ones(9000)}
+    with pytest.raises(ConfigError, match="does not fit policy 'late'") as raised:
+        here.load_state_dict(other)
+    assert raised.value.setting == "state['phases']"
+    assert same(here.state_dict(), before)
 
 
 def test_velocities_are_not_dropped_silently() -> None:
