@@ -110,8 +110,7 @@ class Consultation:
         """Finds which ranks multiply their gradients by which scale, since these differ.
 
         Args:
-            scales: The scale of each rank that this worker speaks for; None for a rank that has
-                none.
+            scales: The scale of each rank that this worker leads; None for a rank that has none.
 
         Raises:
             TransferError: Names each scale and its ranks; it is the same on all ranks.

@@ -163,7 +163,7 @@ class FullySharded(Connection):
     def _follow(self) -> None:
         """Takes in parameters that are trained now and never were before (`requires_grad`).
 
-        Those that are frozen later have no gradient, and what is owed for them waits until they are
+        Those that are frozen later have no gradient, and their residuals wait until they are
         trained again.
 
         Raises:

@@ -24,7 +24,7 @@ WHOLE = "world"
 
 @dataclass(frozen=True)
 class HostRanks:
-    """Which ranks a worker speaks for: its own alone, or all of its host.
+    """The ranks that a worker leads: its own alone, or all of its host.
 
     Attributes:
         ranks: Their ranks in the job, the worker's own first; empty where another rank speaks for
@@ -130,7 +130,7 @@ class Group:
         """Opens a communicator of the members, who agree in the meeting; collective.
 
         Args:
-            leader: The rank in the job that speaks for this one; None for none.
+            leader: The rank in the job that leads this one's host; None where this one sends.
         """
         return Communicator(
             self.store,

@@ -78,8 +78,8 @@ class GradientPipeline(StepCycle):
             bucket: The bucket.
             joined: Whether this worker has joined (`DistributedDataParallel.join`), so that its
                 gradient is none.
-            others: The ballots of the other ranks that this worker speaks for; those that come
-                with a step's first bucket count.
+            others: The ballots of the other ranks that this worker leads; those that come with a
+                step's first bucket count.
             at_once: How many buckets may be under way, so that no more memory is held for them;
                 None for any number. A guarded step holds all of its buckets.
 

@@ -67,8 +67,8 @@ class TrainingState:
         clock: Returns the time in seconds.
         scaler: The loss scaler, which gives the scale of gradients at each step's start and skips
             steps that are not finite; None where `set_grad_scale` gives the scale.
-        host: The ranks that this worker speaks for; None for its own alone, among workers of which
-            each one does so.
+        host: The ranks that this worker leads; None for its own alone, among workers of which each
+            one does so.
 
     Raises:
         ConfigError: The policy's fill needs the optimizer, which is not known.
@@ -314,8 +314,8 @@ class TrainingState:
     def _check_host(self, read: State) -> None:
         """Raises ConfigError for residuals that stand for another number of ranks than this one.
 
-        What a worker owes is in the scale of what it contributes, which for a host is the mean of
-        its ranks.
+        Residuals are in the scale of what a worker contributes, which for a host is the mean of its
+        ranks.
         """
         here = len(self._host.ranks)
         saved = read.whole("speaks_for") if "speaks_for" in read.values else 1

@@ -1,1 +1,1 @@
-"""What is owed to gradients (residuals, velocities), and what substitutes missing elements."""
+"""Residuals and velocities, and what substitutes missing elements."""

@@ -75,7 +75,7 @@ class Books:
     def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Prepares a bucket that is about to be sent, in place.
 
-        It adds what is owed, keeps a copy where the guard may have to resend, and removes what the
+        It adds the residuals, keeps a copy where the guard may have to resend, and removes what the
         plan prunes.
 
         Args:
@@ -107,7 +107,7 @@ class Books:
         return self._residuals is None and self._velocities is None and self._magnitudes is None
 
     def _bypasses(self, transfer: Transfer) -> bool:
-        """Returns whether a bucket needs no residuals: nothing is owed, and all will count."""
+        """Returns whether a bucket needs no residuals: there are none, and all of it will count."""
         assert self._residuals is not None
         plan = transfer.plan
         exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
@@ -225,9 +225,9 @@ class Books:
     def _unused(self, transfer: Transfer, host: NDArray[np.float32]) -> list[slice]:
         """Returns the ranges of tensors that the step did not use: their fresh gradient is zero.
 
-        DDP ignores the results of tensors that no worker used, so what is owed for such a tensor
+        DDP ignores the results of tensors that no worker used, so the residual of such a tensor
         is not sent. This needs no agreement: the result of a tensor counts if any worker used it,
-        and a worker that did not use it keeps what it owes until it does.
+        and a worker that did not use it keeps its residual until it does.
         """
         if not self.finds_unused or self._residuals is None:
             return []

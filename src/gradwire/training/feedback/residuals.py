@@ -73,7 +73,7 @@ class ResidualBook(FlatBook):
         self._mutex = threading.Lock()  # guards `_clean`: buckets begin and end on other threads
 
     def clean(self, slots: tuple[TensorSlot, ...]) -> bool:
-        """Returns whether nothing is owed for a bucket of this layout; False if it is not known."""
+        """Returns whether a bucket of this layout has no residual; False if it is not known."""
         with self._mutex:
             return slots in self._clean
 
@@ -109,7 +109,7 @@ class ResidualBook(FlatBook):
         np.copyto(bucket, residual)
 
     def add(self, slots: tuple[TensorSlot, ...], values: FlatArray) -> None:
-        """Adds what is owed for a bucket of this layout and was kept elsewhere."""
+        """Adds the residual of a bucket of this layout that was kept elsewhere."""
         residual = self.open(slots, values.size)
         residual += values
         self.mark_dirty(slots)

@@ -1,4 +1,4 @@
-"""Several ranks a host: they sum among themselves, and one of them speaks for the host.
+"""Several ranks a host: they sum among themselves, and one of them sends the sum.
 
 The lowest rank of a host leads it (`leader`); the others follow (`follower`). A bucket's way:
 

@@ -1,4 +1,4 @@
-"""Leader: the lowest rank of a host sums the gradients of its ranks and speaks for all of them."""
+"""Leader: the lowest rank of a host sums the gradients of its ranks, and sends the sum."""
 
 from __future__ import annotations
 

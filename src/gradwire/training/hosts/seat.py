@@ -49,12 +49,12 @@ class Seat:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for its host."""
+        """Whether this rank leads its host."""
         return self.place == 0
 
     @property
     def host(self) -> HostRanks:
-        """The ranks that this rank speaks for."""
+        """The ranks that this rank leads."""
         return HostRanks(self.ranks if self.leads else (), self.members)
 
     @property
@@ -74,7 +74,7 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
     file descriptors). That is tried here, where all ranks can still decide alike.
 
     Returns:
-        The seat; None where each rank speaks for itself: where that is set, beside servers, where
+        The seat; None where each rank sends for itself: where that is set, beside servers, where
         there is one host only, where no host has several ranks, and where hosts="auto" and a kernel
         refuses.
 
