@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import gradwire
 from gradwire.core.errors import GradwireError
@@ -62,7 +63,14 @@ def train(
         optimizer.step()
         attachment.loss(loss)
 
-    while done < steps or (steps == 0 and not end.exists()):
+    def goes_on() -> bool:
+        if steps:
+            return done < steps
+        going = torch.tensor(not end.exists(), dtype=torch.int32)
+        dist.all_reduce(going, dist.ReduceOp.MIN)  # the ranks look at different times
+        return bool(going)
+
+    while goes_on():
         step()
         done += 1
     if idle and rank == 1:
@@ -256,12 +264,11 @@ def test_it_costs_the_job_next_to_nothing_whether_anybody_looks_or_not(
         keeping, answering, used = (
             ended[key] - begun[key] for key in ("keeping_s", "answering_s", "processor_s")
         )
-        assert min(keeping, answering) > 0
+        assert answering > 0
         return keeping, answering, used
 
     with training(two, tmp_path, steps=0, width=1024) as watched:
-        look_until(watched, lambda figures: len(figures["steps"]) > 8)
-        watched.look()
+        look_until(watched, lambda figures: figures["keeping_s"] > 0)  # one step in 16 is timed
         keeping, _, used = costs(1, lambda: 1.5)
         assert keeping < 0.0005 * used
         keeping, answering, used = costs(2, lambda: watched.pause(0.1))

@@ -32,8 +32,8 @@ __all__ = ["Steps", "publish"]
 
 log = logging.getLogger("gradwire")
 
-KEPT = 64
-"""How many steps of an attachment are kept for readers; one that looks each second misses none."""
+KEPT = 128
+"""How many steps of an attachment are kept for readers; most who look now and then miss none."""
 COUNTED = 16
 """One step in so many is timed, because to read a clock costs as much as to keep a step."""
 MOST_REGIONS = 128
@@ -144,7 +144,7 @@ class _Server:
             "job": job,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "script": os.path.basename(sys.argv[0]),
+            "script": _script(sys.argv[0]),
             "started": time.time(),
         }
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -215,6 +215,12 @@ class _Server:
             "engines": [engine() for engine in engines],
             "attachments": [each.state(since.get(each.id, 0), steps) for each in attachments],
         }
+
+
+def _script(path: str) -> str:
+    """Returns the name of what was started, which for `python -m` is that of a folder."""
+    folder, name = os.path.split(path)
+    return os.path.basename(folder) if name == "__main__.py" else name
 
 
 def _row(at: float, report: StepReport) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 from typing import Annotated, Any
@@ -22,6 +23,9 @@ __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
+PAGE_STEPS = 400
+"""How many steps the page shows."""
+
 
 @app.command()
 def top(
@@ -33,6 +37,12 @@ def top(
     interval: Annotated[
         float, typer.Option(min=0.1, max=60.0, help="seconds between two looks")
     ] = 1.0,
+    web: Annotated[
+        bool, typer.Option("--web", help="show it as a page of this host, for a browser")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port of that page; 0 for any free one")
+    ] = 0,
 ) -> None:
     """Show what a running job does: rates, losses, waits and steps, from any of its hosts.
 
@@ -41,19 +51,39 @@ def top(
     status is 0, 1 where the job has failed, and 2 where there is no job to show.
     """
     try:
-        watched = Watched(find_job(job), SHOWN_STEPS)
+        watched = Watched(find_job(job), PAGE_STEPS if web else SHOWN_STEPS)
     except GradwireError as error:
         if in_json:
             typer.echo(json.dumps({"error": str(error)}))
         else:
             typer.echo(f"gradwire top: {error}", err=True)
         raise typer.Exit(2) from error
+    if web:
+        _serve(watched, interval, port)
+        return
     try:
         state = _follow(watched, once, in_json, interval)
     except BrokenPipeError:  # as of `gradwire top | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         state = ""
     raise typer.Exit(1 if state == "failed" else 0)
+
+
+def _serve(watched: Watched, interval: float, port: int) -> None:
+    """Serves the page of a job until Ctrl-C."""
+    from gradwire.watch.web import PageServer
+
+    try:
+        server = PageServer(watched, interval, port)
+    except OSError as error:
+        typer.echo(f"gradwire top: --port {port}: {error.strerror}; choose another", err=True)
+        raise typer.Exit(2) from error
+    taken = server.server_address[1]
+    print(server.url, flush=True)
+    there = f"ssh -L {taken}:127.0.0.1:{taken} {socket.gethostname()}"
+    typer.echo(f"From another machine, first: {there}. Ctrl-C ends it.", err=True)
+    with server, contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
 
 
 def _follow(watched: Watched, once: bool, in_json: bool, interval: float) -> str:

@@ -192,7 +192,7 @@ def _late(paths: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _state(watched: Watched, heard: list[Process]) -> str:
-    if watched.processes and all(each.gone for each in watched.processes.values()):
+    if all(each.gone for each in watched.processes.values()):
         return "ended"
     if any(engine["failure"] for _, engine in _engines(heard)):
         return "failed"
@@ -243,7 +243,8 @@ def _messages(
     elif heard and heard[0].now["attachments"]:
         yield "no step has ended yet"
     if late:
-        named = ", ".join(f"{each['name']} ({each['waits']:.0%} of the time)" for each in late[:4])
+        shares = ((each["name"], 100 * each["waits"]) for each in late[:4])
+        named = ", ".join(f"{name} ({share:.0f} % of the time)" for name, share in shares)
         yield f"others wait for {named} to begin"
     ended = [engine["name"] for each, engine in _engines(heard) if each.gone]
     if ended:

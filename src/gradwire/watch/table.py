@@ -264,16 +264,20 @@ def _path_mark(row: dict[str, Any]) -> str:
     return "! queue" if row["queue_s"] >= QUEUE_S else ""
 
 
-def _usual(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
+def _usual(rows: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """Returns the medians of a step's time, of what went again, and of what was lost."""
     times = [each["step_s"] for each in rows if each["step_s"] is not None]
-    return statistics.median(times or [0.0]), statistics.median(each["again"] for each in rows)
+    again = statistics.median(each["again"] for each in rows)
+    delivered = statistics.median(each["delivered"] for each in rows)
+    return statistics.median(times or [0.0]), again, 1.0 - delivered
 
 
-def _step_mark(row: dict[str, Any], usual: tuple[float, float]) -> str:
+def _step_mark(row: dict[str, Any], usual: tuple[float, float, float]) -> str:
     """Marks a step that the guard acted on, or in which a burst passed."""
     if row["guard"]:
         return f"! {row['guard']}"
-    time_s, again = usual
-    if row["again"] >= max(AGAIN, BURST * again) or 1.0 - row["delivered"] >= LOSS:
+    time_s, again, lost = usual
+    more_again = row["again"] >= max(AGAIN, BURST * again)
+    if more_again or 1.0 - row["delivered"] >= max(LOSS, BURST * lost):
         return "! burst"
     return "! slow" if row["step_s"] is not None and row["step_s"] > BURST * time_s > 0 else ""
