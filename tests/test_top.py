@@ -31,6 +31,7 @@ from gradwire.watch.figures import picture
 from gradwire.watch.source import LONGEST_S, Watched, find_job, states
 from gradwire.watch.table import draw
 from ranks import Ranks
+from test_server import server_processes
 
 TOP = [sys.executable, "-m", "gradwire.cli", "top"]
 STEPS = 12
@@ -246,6 +247,19 @@ def test_a_forked_child_keeps_no_socket(two: Ranks, tmp_path: Path) -> None:
     (tmp_path / "end").touch()
     assert two.collect() == [None, None]
     assert left == []
+
+
+def test_a_server_is_shown_beside_its_workers(tmp_path: Path) -> None:
+    with (
+        Ranks(2) as ranks,
+        server_processes(ranks.port, 2, 1),
+        training(ranks, tmp_path, route="server", servers=1) as watched,
+    ):
+        figures = look_until(watched, lambda figures: len(figures["workers"]) == 3)
+    assert [each["name"] for each in figures["workers"]] == ["rank 0", "rank 1", "server 0"]
+    ways = {(each["from"], each["to"]) for each in figures["paths"]}
+    workers = ("rank 0", "rank 1")
+    assert ways == {(one, "server 0") for one in workers} | {("server 0", one) for one in workers}
 
 
 # ---------------------------------------------------------------------------- what it costs

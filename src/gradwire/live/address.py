@@ -13,6 +13,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradwire.core.errors import GradwireError
+
 __all__ = ["FORMAT", "Address", "addresses", "user_of"]
 
 FORMAT = 1
@@ -45,9 +47,17 @@ class Address:
 
 
 def addresses() -> list[Address]:
-    """Returns the sockets of all jobs in this network namespace, of whatever user."""
+    """Returns the sockets of all jobs in this network namespace, of whatever user.
+
+    Raises:
+        GradwireError: The kernel does not list them.
+    """
+    try:
+        listed = _LIST.read_text("utf-8", "replace")
+    except OSError as error:
+        raise GradwireError(f"jobs cannot be found, because {_LIST}: {error.strerror}") from error
     found = set()
-    for line in _LIST.read_text("utf-8", "replace").splitlines():
+    for line in listed.splitlines():
         match = _NAME.fullmatch(line.rpartition(" @")[2])
         if match:
             form, uid, job, own = match.groups()
