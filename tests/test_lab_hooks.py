@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
+from gradwire_lab.contest.congestion_control import choose_congestion_control, open_sockets
 from ranks import Ranks
 
 WORLD = 2

@@ -160,7 +160,7 @@ def test_a_rank_that_dies_when_it_has_answered_is_noticed_at_once(env: dict[str,
 
 
 def test_a_contestant_that_is_not_there_is_named() -> None:
-    missing = Entry("missing", "gradwire_lab.contest.contestants:Missing")
+    missing = Entry("missing", "gradwire_lab.contest.gloo:Missing")
     with Network(1) as network, pytest.raises(RankError, match=r"(?s)rank 0: .*Missing"):
         Race(network, [missing], 400)
 

@@ -19,9 +19,9 @@ from gradwire.transport.communicator import Communicator
 from gradwire_calls import Lab
 from gradwire_lab.contest import serving
 from gradwire_lab.contest.serving import ServerThread, route_settings
+from gradwire_lab.contest.tcp_servers import TcpOverServers
 from gradwire_lab.network.addresses import ADDRESS_VARIABLE
-from gradwire_lab.run.endpoints import PolicyAllReduce
-from gradwire_lab.run.tcp_servers import TcpOverServers
+from gradwire_lab.run.policy_all_reduce import PolicyAllReduce
 from gradwire_lab.run.wires import wires_of
 from gradwire_lab.scenario.load import load
 from gradwire_lab.scenario.reader import ScenarioError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gradwire_lab.contest.race import GLOO, Entry, tcp_push
 from gradwire_lab.network.presets import BURSTS, NETWORKS, Burst, Preset
 
-_FACTORY = "gradwire_lab.contest.gradwire_contestants"
+_CONTESTANTS = "gradwire_lab.contest"
 MEGABYTE = 1_000_000
 
 
@@ -44,7 +44,7 @@ class Case:
 
 def gradwire_all_reduce(name: str, **options: object) -> Entry:
     """Return an all-reduce entry with the options of `GradwireAllReduce`."""
-    return Entry(name, f"{_FACTORY}:GradwireAllReduce", options)
+    return Entry(name, f"{_CONTESTANTS}.gradwire_all_reduce:GradwireAllReduce", options)
 
 
 def cases(network: str) -> dict[str, Case]:
@@ -85,7 +85,7 @@ def cases(network: str) -> dict[str, Case]:
                 (
                     tcp_push("cubic"),
                     tcp_push("bbr"),
-                    Entry("gradwire reliable", f"{_FACTORY}:GradwirePush"),
+                    Entry("gradwire reliable", f"{_CONTESTANTS}.gradwire_push:GradwirePush"),
                 ),
                 push=True,
             )

@@ -113,13 +113,13 @@ def contestants(network: Preset, names: Collection[str] = ()) -> tuple[Entry, ..
     queue = network.queue if network.rate else 0
     every = (
         GLOO,
-        Entry("gloo f16", f"{_CONTESTANTS}.contestants:GlooAllReduce", {"half": True}),
+        Entry("gloo f16", f"{_CONTESTANTS}.gloo:GlooAllReduce", {"half": True}),
         gradwire_all_reduce("exact"),
         gradwire_all_reduce("f16", encoding="f16"),
         gradwire_all_reduce("int8", encoding="int8"),
-        Entry("adaptive", f"{_CONTESTANTS}.gradwire_contestants:GradwireAdaptive"),
+        Entry("adaptive", f"{_CONTESTANTS}.gradwire_adaptive:GradwireAdaptive"),
         Entry("floor", f"{_CONTESTANTS}.floor:Floor", {"queue": queue}),
-        Entry("gloo bf16", f"{_CONTESTANTS}.contestants:GlooAllReduce", {"bfloats": True}),
+        Entry("gloo bf16", f"{_CONTESTANTS}.gloo:GlooAllReduce", {"bfloats": True}),
         gradwire_all_reduce("bf16", bfloats=True),
     )
     if names:

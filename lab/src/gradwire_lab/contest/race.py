@@ -28,7 +28,7 @@ class Entry:
 
     Attributes:
         name: what tables call it.
-        factory: ``module:class`` of a `gradwire_lab.contest.contestants.Contestant`.
+        factory: ``module:class`` of a `gradwire_lab.contest.contestant.Contestant`.
         options: keyword arguments of that class, as JSON.
     """
 
@@ -37,14 +37,14 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-GLOO = Entry("gloo", "gradwire_lab.contest.contestants:GlooAllReduce")
+GLOO = Entry("gloo", "gradwire_lab.contest.gloo:GlooAllReduce")
 
 
 def tcp_push(congestion_control: str) -> Entry:
     """Return the entry of a raw-TCP push with a given congestion control."""
     return Entry(
         f"tcp-{congestion_control}",
-        "gradwire_lab.contest.contestants:TcpPush",
+        "gradwire_lab.contest.tcp_push:TcpPush",
         {"congestion_control": congestion_control},
     )
 

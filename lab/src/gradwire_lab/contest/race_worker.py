@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from gradwire_lab.contest.contestants import Contestant
+from gradwire_lab.contest.contestant import Contestant
 from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
 from gradwire_lab.contest.usage import Usage

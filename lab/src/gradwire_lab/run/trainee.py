@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.training.bucket import GradBucket
+from gradwire_lab.contest.congestion_control import choose_congestion_control, open_sockets
 from gradwire_lab.network.clock import sleep_until
-from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
 from gradwire_lab.run.hooks import hook_of
 from gradwire_lab.scenario.contestant import Contestant
 from gradwire_lab.scenario.work import THIRDS, Model

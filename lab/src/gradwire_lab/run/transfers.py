@@ -29,13 +29,13 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
     if each.transport == "tcp" and push:
         return Entry(
             each.name,
-            "gradwire_lab.contest.contestants:TcpPush",
+            "gradwire_lab.contest.tcp_push:TcpPush",
             {"congestion_control": each.congestion_control},
         )
     if each.transport != "gradwire":
         factory = {
-            "gloo": "gradwire_lab.run.endpoints:GlooOver",
-            "tcp": "gradwire_lab.run.tcp_servers:TcpOverServers",
+            "gloo": "gradwire_lab.contest.gloo:GlooOver",
+            "tcp": "gradwire_lab.contest.tcp_servers:TcpOverServers",
         }[each.transport]
         options: dict[str, Any] = {
             "congestion_control": each.congestion_control,
@@ -56,7 +56,7 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
             "options": settings,
             "group": each.name,
         }
-        return Entry(each.name, "gradwire_lab.contest.gradwire_contestants:GradwirePush", options)
+        return Entry(each.name, "gradwire_lab.contest.gradwire_push:GradwirePush", options)
     options = {
         "policy": each.policy,
         "options": {**settings, **route_settings(scenario.topology.servers)},
@@ -64,7 +64,7 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
         "layers": scenario.work.layers,
         "group": each.name,
     }
-    return Entry(each.name, "gradwire_lab.run.endpoints:PolicyAllReduce", options)
+    return Entry(each.name, "gradwire_lab.run.policy_all_reduce:PolicyAllReduce", options)
 
 
 def round_limit(scenario: Scenario) -> float:

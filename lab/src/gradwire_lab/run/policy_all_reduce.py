@@ -1,9 +1,7 @@
-"""Lab scenarios add contestants to races: any policy, and Gloo with a congestion control."""
+"""Any policy of gradwire is a contestant in the lab's races."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,103 +13,17 @@ from gradwire.training.bucket import Bucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.communicator import Communicator
-from gradwire_lab.contest.contestants import GlooAllReduce, use_congestion_control
 from gradwire_lab.contest.serving import ServerThread
 from gradwire_lab.scenario.work import layer_sizes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = [
-    "GlooOver",
-    "PolicyAllReduce",
-    "choose_congestion_control",
-    "counters_of",
-    "open_sockets",
-]
-
 _TIMEOUT = 60.0
+
+
 _ROUNDING = 0.01
 """Relative error that the coarsest encoding may make."""
-
-
-def open_sockets() -> set[int]:
-    """Return the descriptors of this process's sockets."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
-        except OSError:
-            continue
-    return found
-
-
-def choose_congestion_control(descriptors: set[int], name: str) -> int:
-    """Set TCP's congestion control on those sockets that are TCP; return how many they are.
-
-    Raises:
-        OSError: the kernel does not have it, or does not let this user choose it.
-    """
-    chosen = 0
-    for descriptor in descriptors:
-        with socket.socket(fileno=os.dup(descriptor)) as endpoint:
-            if endpoint.family != socket.AF_INET or endpoint.type != socket.SOCK_STREAM:
-                continue
-            use_congestion_control(endpoint, name)
-            chosen += 1
-    return chosen
-
-
-class GlooOver(GlooAllReduce):
-    """This contestant is Gloo with a chosen congestion control; servers take no part."""
-
-    def __init__(self, congestion_control: str, workers: int, timeout_s: float) -> None:
-        """Choose the congestion control.
-
-        Args:
-            congestion_control: its name.
-            workers: how many of the ranks, the first ones, are workers.
-            timeout_s: seconds that one sum may take.
-        """
-        super().__init__(timeout_s)
-        self._congestion_control = congestion_control
-        self._workers = workers
-        self._working = True
-
-    def setup(self, rank: int, world: int, store: Store) -> None:
-        """Connect, then choose on each connection, since a host has only one default."""
-        self._working = rank < self._workers
-        if not self._working:
-            return
-        before = open_sockets()
-        super().setup(rank, self._workers, store)
-        self._group.allreduce([torch.zeros(1)]).wait()
-        chosen = choose_congestion_control(open_sockets() - before, self._congestion_control)
-        if self._workers > 1 and not chosen:
-            raise RuntimeError(
-                f"congestion_control={self._congestion_control!r}: Gloo opened no TCP connection "
-                "to choose it on"
-            )
-
-    def run_round(self, buffer: torch.Tensor) -> None:
-        """Sum the buffer over all workers."""
-        if self._working:
-            super().run_round(buffer)
-
-    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Check that every element is the exact sum of the workers'."""
-        if self._working:
-            super().verify(buffer, {rank: inputs[rank] for rank in range(self._workers)})
-
-    def close(self) -> None:
-        """Leave the group."""
-        if self._working:
-            super().close()
-
-    def report(self) -> dict[str, Any]:
-        """Return the congestion control."""
-        return {"congestion_control": self._congestion_control}
 
 
 class PolicyAllReduce:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradwire_lab.contest.congestion_control import choose_congestion_control
 from gradwire_lab.network.addresses import ADDRESS_VARIABLE
-from gradwire_lab.run.endpoints import choose_congestion_control
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
