@@ -176,11 +176,9 @@ class BallotBox:
         self._push_s[slots] = report.push_s if whole else math.inf
 
     def lost(self, share: float) -> None:
-        """Notes the share of a step that was lost."""
         self._lost = max(self._lost, share)
 
     def state_dict(self) -> dict[str, object]:
-        """Returns the values that a resumed run needs."""
         return {
             "epoch": self.epoch,
             "applied_square": self.applied_square,

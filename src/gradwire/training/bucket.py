@@ -55,7 +55,6 @@ class Scatter:
 
     @functools.cached_property
     def parts(self) -> list[slice]:
-        """The elements of each shard."""
         ends = list(itertools.accumulate(self.shards))
         return [slice(end - size, end) for end, size in zip(ends, self.shards, strict=True)]
 
@@ -102,7 +101,6 @@ class Bucket:
 
     @staticmethod
     def of(given: GradBucket) -> Bucket:
-        """Returns DDP's bucket."""
         return Bucket(given.index(), given.is_last(), given.buffer(), given.parameters())
 
 

@@ -65,7 +65,6 @@ class Consultation:
         self._layer_steps += 1
 
     def state_dict(self) -> dict[str, object]:
-        """Returns the sums since the detector last decided."""
         return {"layer_steps": self._layer_steps, "layer_squares": dict(self._layer_squares)}
 
     def load_state_dict(self, state: State) -> None:

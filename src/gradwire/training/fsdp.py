@@ -141,7 +141,6 @@ class FullySharded(Connection):
         return self._known()
 
     def _trained_now(self) -> set[str]:
-        """Returns the names of the parameters that are trained now."""
         return {group.names[index] for group in self._groups for index in group.trained}
 
     def _known(self) -> dict[str, torch.nn.Parameter]:

@@ -255,7 +255,6 @@ def _reductions(inner: Any) -> list[Any]:
 
 
 def _owner(taken: Any) -> tuple[str, str]:
-    """Returns the module and the name of a reduction."""
     owner = getattr(taken, "func", taken)
     kind = getattr(owner, "__qualname__", type(owner).__qualname__)
     return getattr(owner, "__module__", ""), kind

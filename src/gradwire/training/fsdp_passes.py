@@ -60,7 +60,6 @@ class Passes:
             self._watch(state, modules)
 
     def close(self) -> None:
-        """Stops watching."""
         while self._undo:
             self._undo.pop()()
 

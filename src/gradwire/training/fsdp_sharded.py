@@ -124,7 +124,6 @@ class ReduceScatter:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Returns memory for an input or an output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -82,12 +82,10 @@ class Group:
 
     @property
     def world_size(self) -> int:
-        """The number of members."""
         return len(self.ranks)
 
     @property
     def job_rank(self) -> int:
-        """This process's rank in the whole job."""
         return self.ranks[self.rank]
 
     @property

@@ -76,7 +76,6 @@ class StepGuard:
         self._acted = 0  # guarded steps in a row
 
     def state_dict(self) -> dict[str, object]:
-        """Returns the number of guarded steps in a row."""
         return {"guarded": self._acted}
 
     def load_state_dict(self, state: State) -> None:

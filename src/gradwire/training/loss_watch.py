@@ -47,11 +47,9 @@ class LossWatch:
 
     @property
     def exact(self) -> bool:
-        """Whether the next step has to be exact."""
         return self.left > 0
 
     def observe(self, summary: Summary) -> None:
-        """Takes the summary of the step just completed."""
         self.left = max(0, self.left - 1)
         loss = summary.loss
         if loss is None:
@@ -80,7 +78,6 @@ class LossWatch:
             )
 
     def state_dict(self) -> dict[str, float]:
-        """Returns everything that the next decision depends on."""
         return {"mean": self.mean, "losses": self.losses, "left": self.left}
 
     def load_state_dict(self, state: State) -> None:

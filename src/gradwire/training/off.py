@@ -108,7 +108,6 @@ class LeftAlone:
         raise GradwireError("gradwire is off (policy='off'): there is no communicator")
 
     def counters(self) -> dict[str, float]:
-        """Returns no counters."""
         return {}
 
     def report(self) -> StepReport:

@@ -36,7 +36,6 @@ def kinds(optimizers: Sequence[object]) -> str:
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Returns the parameters that an optimizer steps with."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

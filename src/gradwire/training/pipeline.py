@@ -399,7 +399,6 @@ class GradientPipeline(StepCycle):
             stage.deliver(error)
 
     def _refuse(self, bucket: Bucket, stopped: GradwireError) -> torch.futures.Future[torch.Tensor]:
-        """Answers a bucket that comes after a failure."""
         with self._mutex:
             self.failures.note(stopped, in_step=True)
         return failed(bucket.values, stopped)

@@ -204,7 +204,6 @@ class Transfer:
 
     @property
     def applied_plan(self) -> TransferPlan:
-        """The plan of the attempt that is applied."""
         return self.resent or self.plan
 
 
@@ -233,5 +232,4 @@ def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> 
 
 
 def is_finite(values: NDArray[np.float32] | torch.Tensor) -> bool:
-    """Returns whether no element is NaN or infinite."""
     return math.isfinite(square_norm(values))

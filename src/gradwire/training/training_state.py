@@ -141,12 +141,10 @@ class TrainingState:
 
     @property
     def step(self) -> int:
-        """The number of the next step."""
         return self._step
 
     @property
     def phase(self) -> Phase:
-        """The phase of the next step."""
         return self.policy.phase
 
     def set_phase(self, phase: Phase | None) -> None:
@@ -154,11 +152,9 @@ class TrainingState:
         self._ballots.set_phase(phase)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes that an epoch begins."""
         self._ballots.begin_epoch(epoch)
 
     def add_loss(self, loss: float) -> None:
-        """Adds a training loss, which is sent with the next step."""
         self._ballots.add_loss(loss)
 
     def flush(self) -> None:
@@ -190,7 +186,6 @@ class TrainingState:
 
     @property
     def grad_scale(self) -> float:
-        """The scale by which gradients are multiplied."""
         return self._grad_scale
 
     @property
@@ -199,7 +194,6 @@ class TrainingState:
         return self._grad_scale != 1.0 or (self._scaler is not None and self._scaler.is_enabled())
 
     def report(self) -> StepReport:
-        """Returns the report of the last completed step; raises GradwireError before the first."""
         if self._last is None:
             raise GradwireError("no step has been completed yet: there is no report")
         return self._last
@@ -352,7 +346,6 @@ class TrainingState:
     # ------------------------------------------------------------------ what optimizers took
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notes that the optimizer steps."""
         self._skips.stepped(optimizer)
 
     def _check_skips(self) -> None:

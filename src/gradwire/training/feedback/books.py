@@ -265,7 +265,6 @@ class Books:
         return transfer.kept
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all residuals by a factor, after a loss scaler has changed its scale."""
         for book in (self._residuals, self._velocities):
             if book is not None:
                 book.rescale(factor)
@@ -366,7 +365,6 @@ def _tensors(book: FlatBook | ChunkBook | None) -> dict[str, torch.Tensor]:
 def _check_sizes(
     where: str, key: str, arrays: Mapping[str, NDArray[Any]], trained: Mapping[str, int]
 ) -> None:
-    """Raises ConfigError for values of a parameter that has another size."""
     for name, values in arrays.items():
         elements = int(values[:, 0].sum()) if key in ("ages", "magnitudes") else values.size
         if elements != trained[name]:

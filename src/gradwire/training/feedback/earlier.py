@@ -46,13 +46,10 @@ class Earlier:
         self.forget(keys)
 
     def forget(self, keys: Collection[str]) -> None:
-        """Keeps the values of these parameters no longer."""
         self._kept.difference_update(keys)
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all values by a factor, after a loss scaler has changed its scale."""
         self._copies.rescale(factor)
 
     def clear(self) -> None:
-        """Drops all values."""
         self._copies, self._kept = FlatBook(), set()

@@ -47,16 +47,13 @@ class FlatBook:
         return self._by_name[key]
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all values by a factor, after a loss scaler has changed its scale."""
         for values in self._by_name.values():
             values *= np.float32(factor)
 
     def clear(self) -> None:
-        """Drops all values."""
         self._by_name, self._flat = {}, {}
 
     def state_dict(self) -> dict[str, FlatArray]:
-        """Returns a copy of the values by parameter name."""
         return {name: values.copy() for name, values in self._by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:

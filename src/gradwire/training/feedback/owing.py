@@ -85,5 +85,4 @@ class Owing:
 
 
 def keys_of(slots: tuple[TensorSlot, ...]) -> frozenset[str]:
-    """Returns the keys of a bucket's tensors."""
     return frozenset(slot.key for slot in slots)

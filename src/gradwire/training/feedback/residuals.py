@@ -78,7 +78,6 @@ class ResidualBook(FlatBook):
             return slots in self._clean
 
     def mark_dirty(self, slots: tuple[TensorSlot, ...]) -> None:
-        """Notes that the bucket's values may no longer be zero."""
         with self._mutex:
             self._clean.discard(slots)
 
@@ -97,7 +96,6 @@ class ResidualBook(FlatBook):
         return flat
 
     def clear(self) -> None:
-        """Drops all values."""
         super().clear()
         with self._mutex:
             self._clean = set()
@@ -164,7 +162,6 @@ class ResidualBook(FlatBook):
         return self.values(slots)
 
     def norm(self) -> float:
-        """Returns the L2 norm of all residuals."""
         squares = (float(np.dot(v, v)) for v in self._by_name.values())
         return float(np.sqrt(sum(squares)))
 
@@ -184,7 +181,6 @@ class AgeBook(ChunkBook):
 
     @staticmethod
     def sound(values: NDArray[np.int64]) -> bool:
-        """Returns whether these are ages."""
         return bool(((values >= 0) & (values <= 255)).all())
 
     def due(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint32]:

@@ -32,7 +32,6 @@ class MagnitudeBook(ChunkBook):
 
     @staticmethod
     def sound(values: NDArray[np.float64]) -> bool:
-        """Returns whether these are magnitudes."""
         return bool((values >= 0.0).all())
 
     def of(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.float32] | None:

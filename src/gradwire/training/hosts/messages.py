@@ -126,7 +126,6 @@ class Failed:
 
     @staticmethod
     def of(error: Exception) -> Failed:
-        """Describes an error."""
         text = str(error) or type(error).__name__
         if isinstance(error, TransferError):
             return Failed(text, error.rank, error.step, error.cause)

@@ -35,7 +35,6 @@ class Rows:
 
     @property
     def total(self) -> NDArray[np.float32]:
-        """The sum, and later the result."""
         row: NDArray[np.float32] = self._rows[self._ranks]
         return row
 

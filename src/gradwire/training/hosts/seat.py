@@ -44,17 +44,14 @@ class Seat:
 
     @property
     def rank(self) -> int:
-        """This rank, in the job."""
         return self.ranks[self.place]
 
     @property
     def leads(self) -> bool:
-        """Whether this rank leads its host."""
         return self.place == 0
 
     @property
     def host(self) -> HostRanks:
-        """The ranks that this rank leads."""
         return HostRanks(self.ranks if self.leads else (), self.members)
 
     @property

@@ -61,7 +61,6 @@ class Handed:
 
     @property
     def elements(self) -> int:
-        """Its elements."""
         return self.bucket.values.numel()
 
 
