@@ -15,7 +15,6 @@ import gradwire
 from ddp_jobs import batch, model
 from encoded import Encoded
 from gradwire.sim.job import Job
-from gradwire.training.feedback.flat_copies import FlatCopies
 from gradwire.training.step import Transfer
 from ranks import Ranks
 
@@ -81,17 +80,3 @@ def test_a_step_is_freed_without_the_garbage_collector(options: dict[str, Any]) 
         assert train(10) == few
     finally:
         gc.enable()
-
-
-def test_copies_share_memory_from_one_to_the_next_and_with_no_other() -> None:
-    copies = FlatCopies()
-    ones, twos = np.ones(8, np.float32), np.full(8, 2.0, np.float32)
-    first, other = copies.of("a", ones), copies.of("b", ones)
-    assert copies.of("a", twos) is first
-    assert (first == 2.0).all()
-    assert (other == 1.0).all()
-    assert (ones == 1.0).all()
-    assert copies.of("a", ones[:3]).tolist() == [1.0, 1.0, 1.0]
-    assert (first == 2.0).all()
-    copies.clear()
-    assert copies.of("b", twos) is not other

@@ -25,7 +25,6 @@ from gradwire.policies import Policy
 from gradwire.training.feedback.chunked import ChunkBook
 from gradwire.training.feedback.earlier import Earlier
 from gradwire.training.feedback.flat import FlatBook
-from gradwire.training.feedback.flat_copies import FlatCopies
 from gradwire.training.feedback.pruning import smallest_weights
 from gradwire.training.feedback.residuals import (
     AgeBook,
@@ -66,7 +65,7 @@ class Books:
         self._residuals = ResidualBook() if self.settings.feedback else None
         self._ages = AgeBook(self.settings.max_age)
         self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
-        self._copies = FlatCopies()
+        self._sent = FlatBook()  # copies of what a guarded step sends, without residuals
         books = self._residuals, self._velocities
         self._earlier = [Earlier(book) for book in books if book is not None]
         self.finds_unused = False  # whether DDP looks for parameters that a step does not use
@@ -99,7 +98,8 @@ class Books:
             if transfer.plan.pruned and self._selects:
                 self._prune(transfer, host)
         elif transfer.step.guarded:
-            transfer.kept = self._copies.of((transfer.index, "sent"), host)
+            transfer.kept = self._sent.open(transfer.slots, host.size)
+            np.copyto(transfer.kept, host)
 
     @property
     def empty(self) -> bool:
@@ -176,7 +176,7 @@ class Books:
 
     def close(self) -> None:
         """Frees memory that is needed within a step only."""
-        self._copies.clear()
+        self._sent.clear()
         for earlier in self._earlier:
             earlier.clear()
 
