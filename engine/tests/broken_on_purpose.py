@@ -656,6 +656,14 @@ BREAKS = (
     ),
     Break(
         6,
+        "a store is asked for its identity without a time-out",
+        PYTHON + "transport/store.py",
+        "base = BoundedStore(base_store(store), timeout_s)",
+        "base = base_store(store)",
+        "tests/test_rendezvous.py",
+    ),
+    Break(
+        6,
         "an endpoint takes part in a meeting of an earlier life",
         PYTHON + "transport/meeting.py",
         'if asked and self._store.check([f"{prefix}/{number}"]):',
