@@ -170,7 +170,11 @@ def _measure(endpoint: int, greeted: Greeted, settings: Settings) -> tuple[End, 
         (scoped(place[0], _interface(place)), place[1]) for place in (greeted.local, greeted.peer)
     )
     session, datagram = greeted.token, greeted.datagram
-    engine = open_engine(endpoint, session, local[0], local[1], datagram, settings)
+    try:
+        engine = open_engine(endpoint, session, local[0], local[1], datagram, settings)
+    except OSError as error:  # somebody has taken the port since the greeting
+        allowed = f"cannot be opened: {error.strerror}"
+        raise ConfigError.of("port", local[1], allowed) from error
     try:
         engine.connect([peer, local] if endpoint else [local, peer])
         own = measure(engine, CONTACT_S)
