@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradwire import __version__
-from gradwire.core.report import StepReport, finite
+from gradwire.core.report import RegionReport, StepReport, finite
 from gradwire.live.address import FORMAT, Address, user_of
 
 __all__ = ["Steps", "publish"]
@@ -64,23 +64,27 @@ class Steps:
     def __init__(self, policy: str, ranks: Sequence[int], number: int) -> None:
         self._about = {"policy": policy, "ranks": list(ranks), "number": number}
         self.id = str(next(Steps._ids))
-        self._kept: deque[tuple[float, StepReport]] = deque(maxlen=KEPT)
+        self._kept: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
         self._noted = 0
         with _mutex:
             _attachments.add(self)
 
     def note(self, report: StepReport) -> None:
-        """Keeps a step for readers; what they are shown of it is made when one looks."""
+        """Keeps of a step what readers are shown; the rest of its report is let go."""
         if _server is None:
             return
         self._noted += 1
         if self._noted % COUNTED:
-            self._kept.append((time.time(), report))
+            self._keep(report)
             return
         before = time.thread_time_ns()
         began = time.thread_time_ns()  # what lies between is the clock's own time
-        self._kept.append((time.time(), report))
+        self._keep(report)
         _cost.steps_ns += COUNTED * max(0, time.thread_time_ns() - 2 * began + before)
+
+    def _keep(self, report: StepReport) -> None:
+        regions = report.regions if report.delivered < 1.0 else ()
+        self._kept.append((time.time(), report.agreed.loss, regions, _fields_of(report)))
 
     def state(self, known: int, most: int) -> dict[str, Any]:
         """Returns what a reader gets that has so many steps, and wants so many at most."""
@@ -223,20 +227,19 @@ def _script(path: str) -> str:
     return os.path.basename(folder) if name == "__main__.py" else name
 
 
-def _row(at: float, report: StepReport) -> list[Any]:
+def _row(
+    at: float, loss: float | None, regions: Sequence[RegionReport], fields: tuple[Any, ...]
+) -> list[Any]:
     """Returns a step as readers get it, by STEP_KEYS; of a loss that is not finite they get a word.
 
     Of the regions it has the share that each one lost.
     """
-    loss = report.agreed.loss
-    lost: list[tuple[str, float]] = []
-    if report.delivered < 1.0:
-        each = ((region.name, round(1.0 - region.delivered, 5)) for region in report.regions)
-        lost = [pair for pair in each if pair[1] > 0]
-        if len(lost) > MOST_REGIONS:
-            lost = sorted(lost, key=lambda pair: -pair[1])[:MOST_REGIONS]
+    each = ((region.name, round(1.0 - region.delivered, 5)) for region in regions)
+    lost = [pair for pair in each if pair[1] > 0]
+    if len(lost) > MOST_REGIONS:
+        lost = sorted(lost, key=lambda pair: -pair[1])[:MOST_REGIONS]
     told = loss if loss is None or math.isfinite(loss) else "not finite"
-    return [*_fields_of(report), at, told, dict(lost)]
+    return [*fields, at, told, dict(lost)]
 
 
 _mutex = threading.Lock()

@@ -20,8 +20,10 @@ __all__ = ["LONGEST_S", "Process", "Watched", "find_job", "states"]
 
 MOST_COST = 0.0005
 """The share of the job's processor time that looks may take; where it is more, they are rarer."""
-LONGEST_S = 5.0
+LONGEST_S = 10.0
 """The longest time between two looks for that reason."""
+IDLE = 0.02
+"""The share of a processor up to which a process does nothing that a look could slow down."""
 ANSWER_S = 1.0
 """How long a process may take to answer; one that takes longer is shown as it was."""
 
@@ -101,15 +103,17 @@ class Watched:
         Args:
             wanted: The seconds that are wanted at least.
         """
-        cost = used = 0.0
+        cost = used = least = 0.0
         for process in self.processes.values():
-            if process.before is not None and not process.gone:
-                now, before = process.now, process.before
+            now, before = process.now, process.before
+            if before is not None and not process.gone:
+                seconds = max(1e-6, now["clock"] - before["clock"])
                 cost += now["answering_s"] - before["answering_s"]
-                used += (now["processor_s"] - before["processor_s"]) / max(
-                    1e-6, now["clock"] - before["clock"]
-                )
-        return max(wanted, min(LONGEST_S, cost / (MOST_COST * max(used, 1e-9))))
+                used += (now["processor_s"] - before["processor_s"]) / seconds
+                least += IDLE
+        if used <= least:
+            return wanted
+        return max(wanted, min(LONGEST_S, cost / (MOST_COST * used)))
 
     @property
     def heard(self) -> list[Process]:
