@@ -13,7 +13,6 @@ import os
 import queue
 import secrets
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, TimeoutError
 from typing import Any, Protocol, TypeVar
@@ -35,6 +34,9 @@ Answer = TypeVar("Answer")
 
 LEAST_S = 5.0
 """Seconds that an operation may take in any case: a store that answers at all does so by then."""
+
+IDLE_S = 0.5
+"""Seconds without any operation after which the thread of a store ends."""
 
 
 class Store(Protocol):
@@ -66,35 +68,43 @@ class NoAnswerError(RuntimeError):
 class Worker:
     """A thread that carries out operations, for whose end nobody waits longer than they say.
 
-    It ends with this object, or as soon as its last operation does.
+    It ends once there has been nothing to do for a moment, so that whoever keeps this object, as
+    the traceback of an error does, keeps no thread.
     """
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._asked = queue.SimpleQueue()
-        threading.Thread(
-            target=_carry_out, args=(self._asked,), name="gradwire-store", daemon=True
-        ).start()
-        weakref.finalize(self, self._asked.put, None)
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._mutex = threading.Lock()
+        self._works = False  # whether the thread takes what is asked
 
     def ask(self, operation: Callable[[], Answer], timeout_s: float) -> Answer:
         """Returns what an operation returns; raises NoAnswerError when that takes too long."""
         answer: Future[Answer] = Future()
-        self._asked.put((operation, answer))
+        with self._mutex:
+            self._asked.put((operation, answer))
+            if not self._works:
+                self._works = True
+                threading.Thread(target=self._work, name="gradwire-store", daemon=True).start()
         try:
             return answer.result(timeout_s)
         except TimeoutError:
             raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
 
-
-def _carry_out(asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]) -> None:
-    while (question := asked.get()) is not None:
-        operation, answer = question
-        try:
-            answer.set_result(operation())
-        except BaseException as error:
-            answer.set_exception(error)
-        del question, operation, answer  # which may hold the last reference to a store
+    def _work(self) -> None:
+        while True:
+            try:
+                operation, answer = self._asked.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._mutex:
+                    self._works = not self._asked.empty()
+                    if not self._works:
+                        return
+                continue
+            try:
+                answer.set_result(operation())
+            except BaseException as error:
+                answer.set_exception(error)
+            del operation, answer  # which may hold the last reference to a store
 
 
 class BoundedStore:
