@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
+import seccomp
 from gradwire.core.errors import GradwireError
 from gradwire.live.address import FORMAT, Address, addresses
 from gradwire.watch.figures import picture
@@ -463,6 +464,21 @@ def test_a_killed_process_leaves_nothing_behind() -> None:
         process.kill()
         process.wait()
         assert not any(each.job == "d00d0003" for each in addresses())
+
+
+@pytest.mark.skipif(not seccomp.CALLS, reason="system calls of this machine are not known")
+def test_a_kernel_that_refuses_the_socket_stops_no_job() -> None:
+    code = (
+        "import socket, seccomp\n"
+        "from gradwire.live.publisher import publish\n"
+        "seccomp.refuse('socket', socket.AF_UNIX)\n"
+        "end = publish('d00d0009', dict)\n"
+        "end()\n"
+        "end()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_the_job_of_another_user_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

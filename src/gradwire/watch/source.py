@@ -145,9 +145,9 @@ def states(asked: dict[Address, dict[str, int]], steps: int) -> dict[Address, di
     deadline = time.monotonic() + ANSWER_S
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as waits:
         for address, since in asked.items():
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
-            connection.setblocking(False)
             with contextlib.suppress(OSError):
+                connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+                connection.setblocking(False)
                 connection.connect(address.name)
                 if user_of(connection) != address.uid:  # a name can be taken by anybody
                     continue
