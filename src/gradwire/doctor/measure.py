@@ -21,15 +21,17 @@ MEASURE_S = 1.0
 """How long two hosts sum, in seconds."""
 MOST_BYTES = 256 << 20
 """The most bytes that a measurement sums."""
-FIRST_ELEMENTS, LARGEST_ELEMENTS = 1 << 16, 1 << 22
+FIRST_ELEMENTS, LARGEST_ELEMENTS = 1 << 14, 1 << 22
 LONG_SUM_S = 0.05
 """Sums grow until one takes so long, in seconds."""
 SUM_S = 4.0
 """The time-out of a sum in seconds."""
 PEER_S = 5.0
 """How long the other engine may be silent, in seconds."""
-LEAST_PACKETS = 100
+LEAST_PACKETS = 20
 """So many packets an end sends for a sum that does not end, as far as the other one knows."""
+IN_FLIGHT = 10
+"""So many packets may be under way as the two ends count them."""
 STATISTICS = 4
 """How many numbers a sum adds up beside its elements."""
 
@@ -46,9 +48,9 @@ class End:
         stuck: Whether the first sum did not, although the other end was heard all the time.
         carried: The longest datagram that the path carries, in bytes; 0: not known.
         fragmented: Packets sent in parts, since the path carries shorter datagrams.
-        sent: Packets sent in the second half of the measurement.
-        lost: How many of them were lost.
-        arrived: Packets received in all.
+        sent: Packets and ACKs sent in the second half of the measurement.
+        received: Those received there.
+        arrived: Those received in all.
         rate: The rate at which packets were delivered to the other end, in bits per second.
         rtprop_s: The smallest round-trip time in seconds.
         marks: Whether this end sends ECT(0).
@@ -65,7 +67,7 @@ class End:
     carried: int = 0
     fragmented: int = 0
     sent: int = 0
-    lost: int = 0
+    received: int = 0
     arrived: int = 0
     rate: int = 0
     rtprop_s: float = 0.0
@@ -166,7 +168,7 @@ def measure(engine: _engine.Engine, contact_s: float) -> End:
     found.heard, found.answered = peer.heard, peer.answered
     if not found.answered:
         return found
-    before = engine.counters()
+    before: dict[str, float] = {}
     begun, took_s, moved, elements = time.monotonic(), 0.0, 0, FIRST_ELEMENTS
     while not found.complete:
         passed = max((time.monotonic() - begun) / MEASURE_S, moved / MOST_BYTES)
@@ -179,15 +181,15 @@ def measure(engine: _engine.Engine, contact_s: float) -> End:
         found.sums += 1
         took_s, moved = done.total_ns / 1e9, moved + 4 * elements
         passed, last_s = done.stats_max[:2]  # the same at both ends
-        if passed < 0.5:  # until then the engine learns the path
-            before = engine.counters()
         if last_s < LONG_SUM_S:
             elements = min(2 * elements, LARGEST_ELEMENTS)
-        found.complete = passed >= 1.0
-    after = engine.counters()
-    spurious = after["spurious_retransmissions"] - before["spurious_retransmissions"]
-    found.sent = int(after["packets_sent"] - before["packets_sent"])
-    found.lost = max(0, int(after["declared_lost"] - before["declared_lost"] - spurious))
+        found.complete = bool(before) and passed >= 1.0
+        if not before and passed >= 0.5:  # until then the engine learns the path
+            before = _count(engine, found)
+    after = _count(engine, found) if found.complete else engine.counters()
+    counted = {name: int(after[name] - before.get(name, 0)) for name in after}
+    found.sent = counted["packets_sent"] + counted["acks_sent"]
+    found.received = counted["packets_received"]
     found.arrived = int(after["packets_received"])
     found.carried, found.fragmented = int(after["path_limit"]), int(after["fragmented"])
     found.rate, found.rtprop_s = int(8 * after["btlbw"]), after["rtprop_ns"] / 1e9
@@ -196,6 +198,15 @@ def measure(engine: _engine.Engine, contact_s: float) -> End:
     found.marks, found.ecn_failed = bool(features["ecn"]), bool(after["ecn_failed"])
     found.segments = bool(features["udp_segment"])
     return found
+
+
+def _count(engine: _engine.Engine, found: End) -> dict[str, float]:
+    """Returns the counters while nothing but two tiny sums is under way between the ends."""
+    _sum(engine, found.sums, 1, ())
+    counters = engine.counters()
+    _sum(engine, found.sums + 1, 1, ())
+    found.sums += 2
+    return counters
 
 
 def exchange(engine: _engine.Engine, own: End) -> End | None:
@@ -272,6 +283,8 @@ def joined(own: End, other: End | None, limit: int, headers: int) -> Measurement
 
 
 def _way(sender: End, receiver: End, limit: int, *, lost: bool) -> Way:
+    missing = sender.sent - receiver.received if receiver.sums else 0
+    lost_packets = missing if missing > IN_FLIGHT else 0
     short = 0 < sender.carried < limit and (sender.fragmented > 0 or not receiver.fragmented)
     return Way(
         datagram=sender.carried if short else limit if sender.answered else 0,
@@ -282,7 +295,7 @@ def _way(sender: End, receiver: End, limit: int, *, lost: bool) -> Way:
         else "unknown",
         trains="lost" if lost else "pass" if sender.segments else "refused",
         rate=sender.rate,
-        loss=sender.lost / sender.sent if sender.sent else 0.0,
-        packets=sender.sent,
+        loss=lost_packets / sender.sent if sender.sent else 0.0,
+        packets=sender.sent if receiver.sums else 0,
         overflows=receiver.overflows,
     )
