@@ -227,6 +227,7 @@ void add_counters(nb::dict& into, const Counters& counters) {
   into["bytes_received"] = counters.bytes_received;
   into["retransmissions"] = counters.retransmissions;
   into["spurious_retransmissions"] = counters.spurious_retransmissions;
+  into["copies"] = counters.copies;
   into["declared_lost"] = counters.declared_lost;
   into["probes"] = counters.probes;
   into["acks_sent"] = counters.acks_sent;

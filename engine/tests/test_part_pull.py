@@ -440,3 +440,13 @@ def test_a_commit_lists_once_what_is_not_withheld_of_a_closed_sum(lost: list[int
     assert committed.pull.over()
     assert committed.pull.settled() is None
     assert committed.pull.lost(2) is False  # COMMIT says that all apply it
+
+
+def test_the_last_results_are_those_at_the_end_of_the_shard() -> None:
+    back = Back((10, 0.0))
+    back.finish(*range(9))
+    last = []
+    for _ in range(9):
+        assert back.send(1)
+        last.append((back.pull.in_last(0.3), back.pull.in_last(0)))
+    assert last == [(False, False)] * 6 + [(True, False)] * 3

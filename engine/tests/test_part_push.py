@@ -82,7 +82,7 @@ def test_the_tail_is_the_last_hundredth_of_the_list() -> None:
     tails = []
     for _ in range(200):
         push.next()
-        tails.append(push.in_tail())
+        tails.append(push.in_last(0.01))
     assert tails.index(True) == 197
 
 

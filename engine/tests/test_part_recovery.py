@@ -14,6 +14,7 @@ from _parts import (
     Recovery,
     Rtt,
     SentPackets,
+    Twins,
     profile_of,
     repeat_after,
     repeats,
@@ -384,11 +385,12 @@ def test_on_a_long_path_the_first_time_out_sends_that_many(rtt: int, probes: int
     assert len(recovery.on_timeout(LONG_AGO, due)[1]) == probes
 
 
-def test_a_peer_without_room_gets_two_probes_even_on_a_long_path() -> None:
+def test_a_peer_without_room_gets_two_probes_though_it_is_heard() -> None:
     recovery = sending(40)
     recovery.on_ack(ack_of([1], refused=40), 10 * MS)
-    due = recovery.next_timeout(LONG_AGO, 10 * MS)
-    assert len(recovery.on_timeout(LONG_AGO, due)[1]) == 2
+    for _ in range(3):
+        due = recovery.next_timeout(LONG_AGO, 10 * MS)
+        assert len(recovery.on_timeout(due, due)[1]) == 2
 
 
 @pytest.mark.parametrize(("more", "again"), [(True, probed(1, 2)), (False, probed(*range(1, 6)))])
@@ -425,6 +427,51 @@ def test_waiting_for_credit_has_a_time_out_too() -> None:
 
 
 # ---------------------------------------------------------------------------- repetition
+
+
+@pytest.mark.parametrize(
+    ("loss", "lost", "last"),
+    [
+        (0.0, 0, 0),
+        (0.0005, 0, 0),  # hardly any packet is lost twice
+        (0.02, 1, 1),
+        (0.0975, 2, 1),
+        (0.24, 2, 1),
+        (0.25, 0, 0),  # repeats do it
+    ],
+)
+def test_so_many_twins_go_that_hardly_ever_all_are_lost(loss: float, lost: int, last: int) -> None:
+    twins = Twins()
+    twins.arrived(100)
+    assert (twins.of_lost(loss), twins.of_last(loss)) == (lost, last)
+
+
+@given(st.lists(st.integers(0, 50), max_size=60))
+def test_twins_take_half_of_what_has_arrived_at_most(arrivals: list[int]) -> None:
+    twins, arrived, taken = Twins(), 0, 0
+    assert twins.of_lost(0.1) == 0
+    for packets in arrivals:
+        twins.arrived(packets)
+        arrived += packets
+        for _ in range(twins.of_lost(0.1)):
+            twins.take()
+            taken += 1
+        assert taken <= arrived / 2
+
+
+def test_no_twins_go_for_a_round_after_a_queue() -> None:
+    twins = Twins()
+    assert twins.apt(40 * MS, 0)
+    twins.queued(SECOND)
+    assert not twins.apt(40 * MS, SECOND + 40 * MS)
+    assert twins.apt(40 * MS, SECOND + 41 * MS)
+
+
+@pytest.mark.parametrize(
+    ("loss", "others", "share"), [(0.0, 3, 0.0), (0.02, 3, 0.06), (0.02, 63, 0.3)]
+)
+def test_the_last_chunks_are_as_many_as_come_late(loss: float, others: int, share: float) -> None:
+    assert Twins.last(loss, others) == pytest.approx(share)
 
 
 def test_control_frames_go_again_after_a_time_and_data_does_not() -> None:
@@ -643,7 +690,7 @@ def test_a_path_is_long_above_five_milliseconds() -> None:
     assert [profile_of(rtprop).spreads for rtprop in (5 * MS, 5 * MS + 1)] == [False, True]
     rtt = Rtt()
     rtt.sample(40 * MS, 0, 0)
-    assert rtt.profile().unasked == 0.5
+    assert rtt.profile().unasked == 1
     rtt.sample(MS, 0, MS)
     assert rtt.profile().unasked == 0
 

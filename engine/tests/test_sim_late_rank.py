@@ -169,7 +169,7 @@ def test_a_rank_that_is_late_under_loss() -> None:
 
 @pytest.mark.parametrize("delay", [2.5e-3, 10e-3])
 def test_a_late_rank_far_away_takes_no_longer(delay: float) -> None:
-    """Half a window goes unasked; the rest waits for the OPEN, as it would for the first word."""
+    """A window goes unasked; the rest waits for the OPEN, as it would for the first word."""
     elements = 1_000_000
 
     def seconds(late: float) -> float:

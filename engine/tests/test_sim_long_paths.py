@@ -117,6 +117,47 @@ def test_far_destinations_are_paced_one_by_one(workers: int, megabytes: float, m
     assert own_drops(job.fabric) - drops < most * (packets(job.fabric) - sent)
 
 
+def copies(fabric: Fabric) -> int:
+    """That all endpoints have sent right beside the same chunk."""
+    return sum(int(fabric.counters(host)["copies"]) for host in range(fabric.workers))
+
+
+@pytest.mark.parametrize(
+    ("loss", "ideals", "payload"), [(0.0, 2.1, 1.03), (0.01, 3.2, 1.15), (0.05, 3.9, 1.6)]
+)
+def test_a_long_path_that_loses_costs_a_round_more_and_not_three(
+    loss: float, ideals: float, payload: float
+) -> None:
+    """Nobody waits twice for the same packet, and first words go at the port's rate at once.
+    They took 2.4, 4.3 and 6.1 ideals."""
+    job = Pushes(4, GIGABIT, 40e-3, servers=0, queue=4 << 20)
+    took = []
+    for _ in range(10):
+        begun = job.fabric.counters(0)["bytes_sent"], copies(job.fabric)
+        took.append(job.push(4, 0, loss, loss))
+    sent = job.fabric.counters(0)["bytes_sent"] - begun[0]
+    assert median(took[6:]) < ideals * job.limit(4)
+    assert sent < payload * 2 * 3 * 1e6
+    assert (copies(job.fabric) > begun[1]) == (loss > 0)
+
+
+@pytest.mark.parametrize("round_trip", [0.2e-3, 4e-3])
+def test_nothing_is_copied_on_short_paths(round_trip: float) -> None:
+    job = Pushes(4, GIGABIT, round_trip, servers=0)
+    for _ in range(3):
+        job.push(2, 0, 0.05, 0.05)
+    assert copies(job.fabric) == 0
+
+
+def test_a_push_that_overflows_a_short_queue_is_not_copied() -> None:
+    """Losses come with a queue there, and are the job's own."""
+    job = Pushes(4, GIGABIT, 40e-3, servers=0, queue=128 << 10)
+    for _ in range(8):
+        job.push(8)
+    assert own_drops(job.fabric) > 0
+    assert copies(job.fabric) < 0.01 * packets(job.fabric)
+
+
 @pytest.mark.parametrize(
     ("rate", "round_trip", "most"),
     [(GIGABIT, 40e-3, 0.01), (SLOW, 40e-3, 0.06), (GIGABIT, 10e-3, 0.01)],

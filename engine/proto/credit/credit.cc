@@ -33,8 +33,10 @@ bool CreditPool::share(Credit& credit, const Sender& sender, const DelayWindow& 
   uint32_t unasked = standing_;
   credit.part = std::max(standing_, static_cast<uint32_t>(part * pool));
   if (profile.spreads) {
-    // To ask for credit takes a round, so a part of the window is granted unasked.
-    unasked = std::max(standing_, static_cast<uint32_t>(profile.unasked * packets / senders_));
+    // To ask for credit takes a round, so the window is granted unasked. A lone sender gets half of
+    // it: with all, an op would be sent before its sender hears of heavy loss.
+    unasked = std::max(standing_,
+                       static_cast<uint32_t>(profile.unasked * packets / std::max(senders_, 2U)));
     // The sender paces by `part`, so it is the port's rate even while the window is smaller than
     // what the path holds.
     const double known =

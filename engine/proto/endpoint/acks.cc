@@ -52,6 +52,7 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
     ++path.counted.declared_lost;
     sender.on_lost();
   }
+  if (packet.twin) return;
   if (!packet.data()) {
     path.control.again(packet.item);
     return;
@@ -122,9 +123,11 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (path.recovery.latest()) {
     if (ack.share) path.allowed.window = ack.share;
     path.loss_to = {ack.loss / 65'536.0, Nanos{ack.queue_us} * kMicrosecond, now};
+    if (!short_queue(path.loss_to.queue, sender.window().target())) path.twins.queued(now);
   }
   sender.on_left(scratch.acked.in_flight);
   counters.spurious_retransmissions += scratch.acked.spurious;
+  path.twins.arrived(scratch.acked.packets.size());
   packets_acked(path, now);
   on_counts(path, ack, now);
   if (scratch.acked.bytes == 0) return true;

@@ -194,6 +194,7 @@ struct Counters {
   uint64_t bytes_received = 0;
   uint64_t retransmissions = 0;
   uint64_t spurious_retransmissions = 0;
+  uint64_t copies = 0;  // packets whose chunk went again at once
   uint64_t declared_lost = 0;
   uint64_t probes = 0;
   uint64_t acks_sent = 0;

@@ -271,8 +271,17 @@ struct Endpoint::Impl {
   static void count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling);
   bool next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
                   const Train& train);
-  uint32_t write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling, Nanos now,
-                       Train& train);
+  // The packets that a train holds.
+  uint32_t longest_train() const {
+    return static_cast<uint32_t>(
+        std::min(Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes));
+  }
+  uint32_t twins_of(const Path& path, Op& op, const Chunk& chunk, const Filling& filling,
+                    Nanos now) const;
+  void write_twins(Path& path, Op& op, const Chunk& chunk, Filling& filling, Nanos now,
+                   Train& train);
+  uint32_t write_chunk(Path& path, Op& op, const Chunk& chunk, bool twin, Filling& filling,
+                       Nanos now, Train& train);
 
   // path_limit.cc
   void limit(Path& path, uint32_t bytes, Nanos now);

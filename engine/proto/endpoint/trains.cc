@@ -14,6 +14,8 @@ constexpr uint32_t kMostEncoded = 1U << 16;
 // Chunks for a peer that is not known to have started their op. Where all start together fewer go
 // before its OPEN arrives, and the peer stashes more in any case.
 constexpr size_t kMostEarly = kStashMost / 2;
+// The share of a push whose last packets say so, for the close rule.
+constexpr double kTailShare = 0.01;
 }  // namespace
 
 // ---- what waits
@@ -196,8 +198,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.count = train.total_bytes = train.segment_bytes = 0;
   Filling filling;
   filling.header = header_at(now);
-  filling.most = static_cast<uint32_t>(
-      std::min({size_t{most}, Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes}));
+  filling.most = std::min(most, longest_train());
   filling.left = left;
   filling.room = early_room(path);
   filling.by_share = (sender.led_by_receiver() && path.settled.spreads) || path.hold.held;
@@ -242,7 +243,8 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
     if (filling.full || !next_chunk(path, op, aggregator, fresh, chunk, train)) return;
     if (is_early) count_early(path, op, chunk, filling);
     train.dscp = dscp;
-    const uint32_t bytes = write_chunk(path, op, chunk, filling, now, train);
+    write_twins(path, op, chunk, filling, now, train);
+    const uint32_t bytes = write_chunk(path, op, chunk, false, filling, now, train);
     // A shorter datagram ends a train.
     filling.full = bytes < longest || filling.encoded >= kMostEncoded || in_parts;
   }
@@ -267,7 +269,7 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
     }
     if (!op.spec.priorities.empty())
       chunk.flags = static_cast<uint16_t>(op.spec.priorities[chunk.id] << wire::kClassShift);
-    if (op.worker->push[aggregator]->in_tail()) chunk.flags |= wire::kTail;
+    if (op.worker->push[aggregator]->in_last(kTailShare)) chunk.flags |= wire::kTail;
     return true;
   }
   if (!sums_for(op, path.peer) ||
@@ -278,19 +280,49 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
   return true;
 }
 
-// Appends a chunk to a train as one packet; returns its length.
-uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling,
-                                     Nanos now, Train& train) {
-  if (filling.left) --filling.left;
+// The copies of a chunk that go right before it. They go only where the path is long and loses, and
+// where the queue here is short.
+uint32_t Endpoint::Impl::twins_of(const Path& path, Op& op, const Chunk& chunk,
+                                  const Filling& filling, Nanos now) const {
+  const double loss = path.loss_to.share(now);
+  if (loss == 0 || !path.recovery.rtt.profile().twins || sender.queued() ||
+      !path.twins.apt(path.recovery.rtt.round(), now) || op.in_passes(chunk.kind) || op.commits() ||
+      op.grid.length(chunk.id) < op.grid.chunk_elements)
+    return 0;
+  if (chunk.again) return path.twins.of_lost(loss);
+  const double last = Twins::last(loss, config.workers - size_t{1});
+  const uint64_t most = static_cast<uint64_t>(last * static_cast<double>(op.grid.shards[0].size()));
+  return filling.left <= most && sender_of(op, path, chunk.kind).in_last(last)
+             ? path.twins.of_last(loss)
+             : 0;
+}
+
+void Endpoint::Impl::write_twins(Path& path, Op& op, const Chunk& chunk, Filling& filling,
+                                 Nanos now, Train& train) {
+  for (uint32_t left = twins_of(path, op, chunk, filling, now);
+       left && train.count + 1 < longest_train() && !path.recovery.full(); --left)
+    write_chunk(path, op, chunk, true, filling, now, train);
+}
+
+// Appends a chunk to a train as one packet; returns its length. `twin`: the chunk follows again.
+uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, bool twin,
+                                     Filling& filling, Nanos now, Train& train) {
+  if (twin) {
+    path.twins.take();
+    ++counters.copies;
+  } else if (filling.left) {
+    --filling.left;
+  }
   const uint32_t length = op.grid.length(chunk.id);
-  if (chunk.encoded) filling.encoded += length;
+  if (chunk.encoded && !twin) filling.encoded += length;
   const size_t payload_bytes = op.spec.plan.format.bytes(length);
   SentPacket& packet = path.recovery.add();
   packet.op = op.id;
   packet.item = chunk.id;
   packet.kind = chunk.kind;
   packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
-  packet.recovers = !op.in_passes(chunk.kind);
+  packet.recovers = !twin && !op.in_passes(chunk.kind);
+  packet.twin = twin;
   packet.ect = path.ecn.sent.capable();
   path.recovery.on_sent(packet, now);
   wire::Header& header = filling.header;
@@ -309,7 +341,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   train.total_bytes += packet.bytes;
   ++train.count;
   op.traffic.add(packet.bytes);
-  if (chunk.again) {
+  if (chunk.again || twin) {
     ++op.traffic.retransmissions;
     op.waits.resent.add(path.peer, 1);
     ++counters.retransmissions;

@@ -73,6 +73,7 @@ struct Path {
   Recovery recovery;
   ControlFrames control;
   LossReport loss_to;
+  Twins twins;
   Allowance allowed;
   Hold hold;
   uint64_t early_sent = 0;  // chunks sent of ops that are not known to have started at the peer

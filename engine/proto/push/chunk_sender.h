@@ -27,8 +27,8 @@ class ChunkSender {
   virtual bool next(uint32_t& chunk, bool& again, bool fresh) = 0;
   // The chunk that next() would take, where chunks have classes.
   virtual bool peek(uint32_t& /*chunk*/, bool /*fresh*/) { return false; }
-  // True for the chunk from which on less than 1 % of a push follows.
-  virtual bool in_tail() const { return false; }
+  // True for the chunk from which on less than this share of all follows.
+  virtual bool in_last(double /*share*/) const { return false; }
   // True while the chunk is sent and neither acknowledged nor lost, where a pull may withhold it.
   virtual bool in_flight(uint32_t /*chunk*/) const { return false; }
 

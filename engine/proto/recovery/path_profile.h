@@ -27,6 +27,7 @@ struct PathProfile {
   double ack_spacing = 0;         // the least time between two ACKs, as a share of RTprop
   bool acks_all = false;          // under heavy loss an ACK repeats all that has arrived
   bool probes_window = false;     // a probe time-out sends a round's first window
+  bool twins = false;             // packets whose loss would cost a round go several times at once
 };
 
 inline constexpr PathProfile kShortPath{};
@@ -37,13 +38,14 @@ inline constexpr PathProfile kLongPath{.growth = 1.0,
                                        .steady = false,
                                        .own_queue = true,
                                        .spreads = true,
-                                       .unasked = 0.5,
+                                       .unasked = 1.0,
                                        .outdates_demand = true,
                                        .early_share = true,
                                        .packets_per_ack = 32,
                                        .ack_spacing = 1.0 / 32,
                                        .acks_all = true,
-                                       .probes_window = true};
+                                       .probes_window = true,
+                                       .twins = true};
 // A path is long from an RTprop that is much longer than the queue that congestion control aims at.
 inline constexpr Nanos kLongRtprop = 5 * kMillisecond;
 

@@ -5,6 +5,10 @@
 namespace gradwire {
 
 namespace {
+// The chance that a packet and all its twins are lost, at most.
+constexpr double kAllLost = 1e-3;
+// Twins of a packet at most.
+constexpr double kMostTwins = 2;
 // The least time between two copies of a packet. Without a queue it is shorter the higher the loss.
 constexpr Nanos kApart = 500 * kMicrosecond;
 // All copies of a round are lost with a chance of e^-3.
@@ -12,6 +16,13 @@ constexpr double kSafety = 3.0;
 // Rounds without an ACK after which data goes again though other data waits.
 constexpr double kBlockedRounds = 1.5;
 }  // namespace
+
+uint32_t Twins::of_lost(double loss) const {
+  if (loss <= 0 || loss >= kHeavyLoss) return 0;
+  const double times = std::ceil(std::log(kAllLost) / std::log(loss));
+  return static_cast<uint32_t>(
+      std::clamp(times - 1, 0.0, std::min(kMostTwins, std::max(0.0, left_))));
+}
 
 // So many copies go in a round that hardly ever all are lost. When only ACKs are lost the time is
 // longer, because the packet has most likely arrived.

@@ -1,6 +1,7 @@
-// Repetition sends packets in flight again under heavy loss, before an ACK can arrive: on a long
-// path ACKs come late, and mostly not at all. Repeats says after which time what goes again, Copies
-// how many packets may, and FirstRound which rate to use before any is known.
+// Repetition sends packets again before their loss is known. On a long path that loses, Twins says
+// how many copies go at once with a packet whose loss would cost a round. Under heavy loss, packets
+// in flight go again before an ACK can arrive: Repeats says after which time what goes again,
+// Copies how many packets may, and FirstRound which rate to use before any is known.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,41 @@ struct PathLoss {
 
   // So much is lost that packets go again before an ACK can arrive.
   bool heavy() const { return std::max(to, from) >= kHeavyLoss; }
+};
+
+// Twins are the copies that go at once with a packet on a long path. They take a share of what has
+// arrived, so that what is lost earns none.
+class Twins {
+ public:
+  // A packet has arrived.
+  void arrived(uint64_t packets) {
+    left_ = std::min(kMost, left_ + kShare * static_cast<double>(packets));
+  }
+  // The twins of a packet that goes again, where the share `loss` is lost.
+  uint32_t of_lost(double loss) const;
+  // The same for a chunk near the end of an op, which goes for the first time.
+  uint32_t of_last(double loss) const { return std::min(1U, of_lost(loss)); }
+  void take() { left_ -= 1; }
+  // The peer reports a queue that is not short.
+  void queued(Nanos now) { queued_ = now; }
+  // True when no queue was reported for a round, so that the path loses packets by itself.
+  bool apt(Nanos round, Nanos now) const { return now - queued_ > round; }
+
+  // The share of an op's chunks whose loss would make it longer, where each of so many `others`
+  // loses the share `loss`: as many sums come a round later.
+  static double last(double loss, size_t others) {
+    return std::min(kMostLast, static_cast<double>(others) * loss);
+  }
+
+ private:
+  // The share of the packets that have arrived which their copies may take.
+  static constexpr double kShare = 0.5;
+  // The largest share of an op that counts as its end.
+  static constexpr double kMostLast = 0.3;
+  // Packets that may go as copies after a time without loss: those of one round at 1 Gbit/s.
+  static constexpr double kMost = 4096;
+  double left_ = 0;
+  Nanos queued_ = -kSecond;
 };
 
 // The time after which a packet in flight goes again without an ACK; kNever without heavy loss.

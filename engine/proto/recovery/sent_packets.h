@@ -25,6 +25,7 @@ struct SentPacket {
   State state = State::none;
   bool ect = false;      // sent as ECT(0)
   bool recovers = true;  // its own loss makes it go again; in passes it does not
+  bool twin = false;     // another packet with the same chunk went right after it
 
   // True for packets of chunks, false for control frames.
   bool data() const { return kind == wire::Kind::push || kind == wire::Kind::pull; }
@@ -49,6 +50,7 @@ class SentPackets {
       grow();
     SentPacket& p = at(next_);
     p.number = next_++;
+    p.twin = false;
     p.state = SentPacket::State::flight;
     open_.set(p.number);
     ++in_flight_;

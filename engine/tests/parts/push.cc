@@ -41,7 +41,7 @@ void bind_push(nb::module_& module) {
              uint32_t chunk = 0;
              return self.peek(chunk, true) ? std::optional(chunk) : std::nullopt;
            })
-      .def("in_tail", &ChunkSender::in_tail)
+      .def("in_last", &ChunkSender::in_last, "share"_a)
       .def("in_flight", &ChunkSender::in_flight, "chunk"_a)
       .def("acked", &ChunkSender::acked, "chunk"_a)
       .def("lost", &ChunkSender::lost, "chunk"_a, "why"_a)

@@ -96,6 +96,15 @@ void bind_recovery(nb::module_& module) {
         return std::pair(after.control, after.data);
       },
       "to"_a, "round"_a, "more"_a, "blocked"_a);
+  nb::class_<Twins>(module, "Twins")
+      .def(nb::init<>())
+      .def("arrived", &Twins::arrived, "packets"_a)
+      .def("of_lost", &Twins::of_lost, "loss"_a)
+      .def("of_last", &Twins::of_last, "loss"_a)
+      .def("take", &Twins::take)
+      .def("queued", &Twins::queued, "now"_a)
+      .def("apt", &Twins::apt, "round"_a, "now"_a)
+      .def_static("last", &Twins::last, "loss"_a, "others"_a);
   nb::class_<Copies>(module, "Copies")
       .def(nb::init<>())
       .def("sent", &Copies::sent, "packets"_a = 1)
