@@ -335,8 +335,8 @@ class Pushes:
     lost, however many are sent.
     """
 
-    def __init__(self, seconds: float, carried: float = 0.0) -> None:
-        self.fabric = fabric = Fabric(2, servers=1, link=NETWORK_B, seed=3, **HOSTS)
+    def __init__(self, seconds: float, carried: float = 0.0, seed: int = 3) -> None:
+        self.fabric = fabric = Fabric(2, servers=1, link=NETWORK_B, seed=seed, **HOSTS)
         self._lose(0.7)
         elements = 200_000
         made = plan(elements, 0.9, spend="lost", order="shuffled", pull="none")
@@ -380,9 +380,12 @@ class Pushes:
 def test_the_circuit_breaks_when_most_is_lost_for_seconds(carried: float) -> None:
     """RFC 8084 in spirit. Where less is lost of less the rate goes down until most arrives."""
     before = Pushes(5.0).rate(2, 5)
-    pushes = Pushes(7.0, carried=carried * before)
-    assert pushes.rate(2, 5) > 0.8 * before
-    assert min(pushes.rate(5, 6), pushes.rate(6, 7)) < 0.45 * before
+    after = []
+    for seed in (3, 4, 5):
+        pushes = Pushes(7.0, carried=carried * before, seed=seed)
+        assert pushes.rate(2, 5) > 0.8 * before
+        after.append(min(pushes.rate(5, 6), pushes.rate(6, 7)))
+    assert median(after) < 0.45 * before, after
 
 
 def test_a_cut_that_is_of_no_use_is_taken_back() -> None:

@@ -16,6 +16,8 @@ constexpr uint32_t kMostEncoded = 1U << 16;
 constexpr size_t kMostEarly = kStashMost / 2;
 // The share of a push whose last packets say so, for the close rule.
 constexpr double kTailShare = 0.01;
+// Packets of a probe time-out that go whatever the window is.
+constexpr uint64_t kFewProbes = 2;
 }  // namespace
 
 // ---- what waits
@@ -137,12 +139,14 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       return false;
     }
     Path& path = *paths[choice.to];
-    const Nanos wait = choice.probe ? 0 : sender.wait(choice.destinations > 1, now);
+    const Nanos wait = sender.wait(choice.destinations > 1, now);
     if (wait) {
       due.pace = wait;
       return false;
     }
-    const uint64_t most = choice.probe ? path.recovery.probes()
+    // Probes need no credit. Two go without room in the window, too (RFC 9002 §7.5).
+    const uint64_t most = choice.probe ? std::min<uint64_t>(path.recovery.probes(),
+                                                            std::max<uint64_t>(kFewProbes, window))
                                        : std::min({path.allowed.left(path.recovery.next()), window,
                                                    uint64_t{sender.quantum()}});
     // The backlog may have chunks that were decided meanwhile; then the choice is made again.

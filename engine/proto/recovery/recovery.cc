@@ -12,11 +12,9 @@ constexpr uint64_t kPacketThreshold = 3;
 constexpr Nanos kReordering = 4;
 // The least reordering window: hosts read packets of one train so much apart.
 constexpr Nanos kLeastReordering = 500 * kMicrosecond;
-// Probe time-outs in a row before the backoff grows.
-constexpr uint32_t kQuickProbes = 40;
-// Doublings of the time-out before and after that at most.
-constexpr uint32_t kQuickBackoff = 1;
-constexpr uint32_t kSlowestBackoff = 8;
+// Doublings of the time-out of a peer that is heard, and of a silent one, at most.
+constexpr uint32_t kHeardBackoff = 1;
+constexpr uint32_t kSilentBackoff = 8;
 // Packets that one probe time-out may send again: as RFC 9002 §6.2.4 has it, or a round's first
 // window.
 constexpr uint32_t kFewProbes = 2;
@@ -123,13 +121,11 @@ void Recovery::detect_losses(Nanos now, std::vector<Lost>& lost) {
   }
 }
 
-// The backoff stays small while packets of the peer arrive: then it is neither dead nor cut off,
-// and its path loses packets.
+// The time-out doubles each time (RFC 9002 §6.2.1), and only once while packets of the peer arrive:
+// then it is neither dead nor cut off, and its path loses packets.
 Nanos Recovery::next_timeout(Nanos heard, Nanos now) const {
-  const bool quick = timeouts_ < kQuickProbes || now - heard < kHeardOf;
-  const uint32_t doublings = quick ? std::min(timeouts_, kQuickBackoff)
-                                   : std::min(timeouts_ - kQuickProbes + 1, kSlowestBackoff);
-  return timer_base_ + (rtt.probe_timeout() << doublings);
+  const uint32_t most = now - heard < kHeardOf ? kHeardBackoff : kSilentBackoff;
+  return timer_base_ + (rtt.probe_timeout() << std::min(timeouts_, most));
 }
 
 // The oldest packets go again, or new ones beyond the credit, since the ACK that extends it may be
