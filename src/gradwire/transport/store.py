@@ -13,6 +13,7 @@ import os
 import queue
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, TimeoutError
 from typing import Any, Protocol, TypeVar
@@ -65,46 +66,64 @@ class NoAnswerError(RuntimeError):
     """An operation has had no answer in time."""
 
 
-class Worker:
-    """A thread that carries out operations, for whose end nobody waits longer than they say.
-
-    It ends once there has been nothing to do for a moment, so that whoever keeps this object, as
-    the traceback of an error does, keeps no thread.
-    """
+class _Operations:
+    """The operations that a thread carries out while it runs."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._asked = queue.SimpleQueue()
         self._mutex = threading.Lock()
-        self._works = False  # whether the thread takes what is asked
+        self._running = False  # whether the thread takes what is asked
 
-    def ask(self, operation: Callable[[], Answer], timeout_s: float) -> Answer:
-        """Returns what an operation returns; raises NoAnswerError when that takes too long."""
-        answer: Future[Answer] = Future()
+    def put(self, question: tuple[Callable[[], Any], Future[Any]]) -> None:
         with self._mutex:
-            self._asked.put((operation, answer))
-            if not self._works:
-                self._works = True
-                threading.Thread(target=self._work, name="gradwire-store", daemon=True).start()
-        try:
-            return answer.result(timeout_s)
-        except TimeoutError:
-            raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
+            self._asked.put(question)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="gradwire-store", daemon=True).start()
 
-    def _work(self) -> None:
+    def end(self) -> None:
+        self._asked.put(None)
+
+    def _run(self) -> None:
         while True:
             try:
-                operation, answer = self._asked.get(timeout=IDLE_S)
+                question = self._asked.get(timeout=IDLE_S)
             except queue.Empty:
+                question = None
+            if question is None:
                 with self._mutex:
-                    self._works = not self._asked.empty()
-                    if not self._works:
+                    self._running = not self._asked.empty()
+                    if not self._running:
                         return
                 continue
+            operation, answer = question
             try:
                 answer.set_result(operation())
             except BaseException as error:
                 answer.set_exception(error)
-            del operation, answer  # which may hold the last reference to a store
+            del question, operation, answer  # which may hold the last reference to a store
+
+
+class Worker:
+    """A thread that carries out operations, for whose end nobody waits longer than they say.
+
+    It ends with this object, or as soon as its last operation does. An error's traceback may keep
+    the object, so the thread also ends where there is nothing to do for a moment.
+    """
+
+    def __init__(self) -> None:
+        self._operations = _Operations()
+        weakref.finalize(self, self._operations.end)
+
+    def ask(self, operation: Callable[[], Answer], timeout_s: float) -> Answer:
+        """Returns what an operation returns; raises NoAnswerError when that takes too long."""
+        answer: Future[Answer] = Future()
+        self._operations.put((operation, answer))
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
 
 
 class BoundedStore:
