@@ -473,7 +473,7 @@ BREAKS = (
         9,
         "packets of ops to come are kept whatever the limit",
         PROTO + "endpoint/receive.cc",
-        "path.stash.no_room = !memory.has_early(kept.cost());",
+        "path.stash.no_room = !memory.has_early(cost);",
         "path.stash.no_room = false;",
         SIM + "memory.py",
     ),

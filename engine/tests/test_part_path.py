@@ -7,7 +7,17 @@ import itertools
 import random
 
 import pytest
-from _parts import NEVER, ControlFrames, Farewell, Liveness, PathLimit, StartedOps, Times, id_of
+from _parts import (
+    NEVER,
+    ControlFrames,
+    Farewell,
+    Liveness,
+    PathLimit,
+    StartedOps,
+    Stash,
+    Times,
+    id_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -424,3 +434,21 @@ def test_frames_go_in_order_again_when_lost_and_never_after_their_ack(
         assert frames.open() == pushed - len(acked)
         for handle, part in flight:
             assert frames.live(handle) == (part not in acked)
+
+
+# ---------------------------------------------------------------------------- early packets
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.binary(max_size=8)))))
+def test_the_packets_of_each_op_come_out_once_and_in_order(
+    course: list[tuple[int, bytes | None]],
+) -> None:
+    stash = Stash()
+    kept: dict[int, list[bytes]] = {}
+    for op, datagram in course:
+        if datagram is None:
+            assert stash.take(op) == kept.pop(op, [])
+        else:
+            stash.add(op, datagram)
+            kept.setdefault(op, []).append(datagram)
+        assert stash.size() == sum(map(len, kept.values()))

@@ -609,3 +609,11 @@ def test_the_sum_of_one_worker_is_its_own_values() -> None:
 @pytest.mark.parametrize(("chunk", "payload"), [(10, PAYLOAD), (0, PAYLOAD[:-4]), (0, b"")])
 def test_a_chunk_of_another_shard_or_length_is_malformed(chunk: int, payload: bytes) -> None:
     assert Sums(spend="lost").sums.add(0, chunk, payload, False, 0) == Added.malformed
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 9), (1, 5), (3, 3), (4, 9)])
+def test_the_part_of_a_region_in_a_shard_has_its_chunks_there(begin: int, end: int) -> None:
+    _, grid = plan_of((2, 0.1), (4, 0.0), (3, 0.2))
+    for region, chunks in enumerate((range(2), range(2, 6), range(6, 9))):
+        first, last = grid.part(begin, end, region)
+        assert list(range(first, last)) == [c for c in range(begin, end) if c in chunks]

@@ -58,7 +58,7 @@ void Endpoint::Impl::answer(Op& op, uint16_t to, wire::Way way, PassReceiver& pa
 // The most packets that a peer can still want to send here: the undecided chunks of its pushes and
 // the missing results. It is unbounded while packets of ops that have not started here wait.
 uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
-  if (!path.stash.packets.empty()) return UINT64_MAX;
+  if (!path.stash.empty()) return UINT64_MAX;
   for (const auto& [id, opens] : waiting.opens)
     if (opens.messages.contains(path.peer)) return UINT64_MAX;
   uint64_t total = 0;

@@ -216,22 +216,22 @@ Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
   if (number_of(op_id) >= expected(op_id) + kOpsAhead) return Fate::refused;
   if (server && header.common.kind == wire::Kind::open)
     return serve_open(path, header, op_id, payload, now);
-  if (path.stash.packets.size() >= kStashMost) {
+  if (path.stash.size() >= kStashMost) {
     size_t all = 0;
     for (const auto& p : paths)
-      if (p) all += p->stash.packets.size();
+      if (p) all += p->stash.size();
     path.stash.no_room = all >= kStashInAll;
     if (path.stash.no_room) return Fate::refused;
   }
-  Stash::Packet kept{op_id, {datagram.begin(), datagram.end()}};
-  path.stash.no_room = !memory.has_early(kept.cost());
+  const size_t cost = Stash::cost(datagram.size());
+  path.stash.no_room = !memory.has_early(cost);
   if (path.stash.no_room) return Fate::refused;
-  memory.early += kept.cost();
-  path.stash.packets.push_back(std::move(kept));
+  memory.early += cost;
+  path.stash.add(op_id, datagram);
   // The peer sends no more of its backlog before this op starts, and would use spare credit all at
   // once then.
   const size_t most = server ? SIZE_MAX : most_early(path);
-  const size_t room = most - std::min(most, path.stash.packets.size());
+  const size_t room = most - std::min(most, path.stash.size());
   receiver.credit.lower(path.grant, room);
   return Fate::taken;
 }
@@ -239,15 +239,11 @@ Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
 void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
   for (auto& p : paths) {
     if (!p) continue;
-    std::vector<Stash::Packet> kept;
-    std::vector<Stash::Packet> mine;
-    for (Stash::Packet& s : p->stash.packets) (s.op == op_id ? mine : kept).push_back(std::move(s));
-    p->stash.packets = std::move(kept);
+    const std::vector<Stash::Datagram> mine = p->stash.take(op_id);
     p->stash.no_room = false;
-    for (const Stash::Packet& s : mine) memory.early -= s.cost();
+    for (const Stash::Datagram& each : mine) memory.early -= Stash::cost(each.size());
     size_t told = 0;
-    for (const Stash::Packet& s : mine) {
-      const std::span<const uint8_t> datagram(s.datagram);
+    for (const std::span<const uint8_t> datagram : mine) {
       const wire::Header header = *wire::read_header(datagram);
       told = std::max<size_t>(told, header.backlog);
       Op* op = find(op_id);
@@ -255,7 +251,7 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
       dispatch(*p, *op, header, datagram.subspan(wire::kHeaderBytes), now, true);
     }
     // The packets held back come now, so every peer's share of the window is set at once.
-    if (config.servers == 0 && p->stash.packets.empty() && told > mine.size())
+    if (config.servers == 0 && p->stash.empty() && told > mine.size())
       receiver.credit.ask(p->grant, std::max<size_t>(p->grant.demand, told - mine.size()));
   }
   for (auto& p : paths)
@@ -396,8 +392,8 @@ bool Endpoint::Impl::on_stop(Path& path, Op& op, ChunkSender& sender,
 // Computes the share of one sender anew.
 void Endpoint::Impl::share_credit(Path& path, Nanos now) {
   if (!receiver.share(path.grant,
-                      {path.arriving, path.recovery.rtt, path.acks.largest(),
-                       path.stash.packets.size(), path.stash.no_room},
+                      {path.arriving, path.recovery.rtt, path.acks.largest(), path.stash.size(),
+                       path.stash.no_room},
                       now))
     return;
   path.acks.hurry();

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "proto/base/reassembly.h"
@@ -21,17 +24,32 @@
 
 namespace gradwire {
 
-// Stash holds the packets of ops that have not started here.
-struct Stash {
-  struct Packet {
-    uint64_t op;
-    std::vector<uint8_t> datagram;
-    // The bytes held, with the allocation.
-    size_t cost() const { return datagram.size() + 64; }
-  };
-  std::vector<Packet> packets;
+// Stash holds the packets of ops that have not started here, by op and in order of arrival.
+class Stash {
+ public:
+  using Datagram = std::vector<uint8_t>;
+  // The bytes that a datagram holds, with the allocation.
+  static size_t cost(size_t bytes) { return bytes + 64; }
+  // Packets of all ops.
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  void add(uint64_t op, std::span<const uint8_t> datagram) {
+    by_op_[op].emplace_back(datagram.begin(), datagram.end());
+    ++size_;
+  }
+  // Takes out the packets of an op.
+  std::vector<Datagram> take(uint64_t op) {
+    auto found = by_op_.extract(op);
+    if (found.empty()) return {};
+    size_ -= found.mapped().size();
+    return std::move(found.mapped());
+  }
   // A packet was refused for lack of memory, and no such op has started since.
   bool no_room = false;
+
+ private:
+  std::map<uint64_t, std::vector<Datagram>> by_op_;
+  size_t size_ = 0;
 };
 
 // LossReport is the share of packets that is lost on the way to a peer, and for how long they queue

@@ -109,6 +109,13 @@ std::vector<uint32_t> send_order(const Plan& plan, const Grid::Shard& shard) {
   return order;
 }
 
+Grid::Shard Grid::part(const Shard& shard, uint32_t of_region) const {
+  const auto [first, last] =
+      std::equal_range(region.begin() + shard.begin, region.begin() + shard.end, of_region);
+  return {static_cast<uint32_t>(first - region.begin()),
+          static_cast<uint32_t>(last - region.begin())};
+}
+
 std::vector<ShardRegion> shard_regions(const Plan& plan, const Grid& grid,
                                        const Grid::Shard& shard) {
   std::vector<ShardRegion> out(plan.regions.size());

@@ -36,6 +36,8 @@ struct Grid {
     return static_cast<uint32_t>(offset[chunk + 1] - offset[chunk]);
   }
   uint16_t aggregator_of(uint32_t chunk) const;
+  // The chunks of a region inside a shard.
+  Shard part(const Shard& shard, uint32_t of_region) const;
 };
 
 // The order in which every worker sends the chunks of one shard. All workers share it, so that an

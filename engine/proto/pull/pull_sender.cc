@@ -81,8 +81,8 @@ bool LossyPull::stop_region(uint32_t region) {
   if (region >= open_.size()) return false;
   if (!std::exchange(open_[region], 0)) return true;
   --regions_left_;
-  for (uint32_t c = begin_; c < end_; ++c)
-    if (grid_.region[c] == region) forget(c);
+  const Grid::Shard part = grid_.part({begin_, end_}, region);
+  for (uint32_t c = part.begin; c < part.end; ++c) forget(c);
   return true;
 }
 

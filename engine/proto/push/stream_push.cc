@@ -111,8 +111,9 @@ bool StreamPush::stop_region(uint32_t region) {
       plan_.regions[region].bound == 0.0)
     return false;
   if (std::exchange(ledger_[region].stopped, true)) return true;
-  for (uint32_t c = begin_; c < begin_ + state_.size(); ++c)
-    if (grid_.region[c] == region) settle(c, State::done);
+  const auto end = begin_ + static_cast<uint32_t>(state_.size());
+  const Grid::Shard part = grid_.part({begin_, end}, region);
+  for (uint32_t c = part.begin; c < part.end; ++c) settle(c, State::done);
   return true;
 }
 

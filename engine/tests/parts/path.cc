@@ -1,3 +1,4 @@
+#include "proto/path/path.h"
 #include "proto/path/control_frames.h"
 #include "proto/path/farewell.h"
 #include "proto/path/liveness.h"
@@ -25,6 +26,25 @@ void bind_path(nb::module_& module) {
       .def("interval", &Liveness::interval, "times"_a, "failed"_a, "now"_a)
       .def("ping_due", &Liveness::ping_due, "times"_a, "failed"_a, "now"_a)
       .def("next_ping", &Liveness::next_ping, "times"_a, "failed"_a);
+
+  nb::class_<Stash>(module, "Stash")
+      .def(nb::init<>())
+      .def("size", &Stash::size)
+      .def(
+          "add",
+          [](Stash& self, uint64_t op, nb::bytes datagram) {
+            self.add(op, {reinterpret_cast<const uint8_t*>(datagram.c_str()), datagram.size()});
+          },
+          "op"_a, "datagram"_a)
+      .def(
+          "take",
+          [](Stash& self, uint64_t op) {
+            std::vector<nb::bytes> out;
+            for (const Stash::Datagram& each : self.take(op))
+              out.emplace_back(reinterpret_cast<const char*>(each.data()), each.size());
+            return out;
+          },
+          "op"_a);
 
   nb::class_<Farewell>(module, "Farewell")
       .def(nb::init<>())

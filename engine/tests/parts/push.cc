@@ -22,7 +22,14 @@ void bind_push(nb::module_& module) {
   nb::class_<Grid>(module, "Grid")
       .def(nb::init<const Plan&, uint32_t, uint16_t>(), "plan"_a, "datagram"_a, "aggregators"_a)
       .def("chunks", &Grid::chunks)
-      .def("length", &Grid::length, "chunk"_a);
+      .def("length", &Grid::length, "chunk"_a)
+      .def(
+          "part",
+          [](const Grid& self, uint32_t begin, uint32_t end, uint32_t region) {
+            const Grid::Shard part = self.part({begin, end}, region);
+            return std::pair(part.begin, part.end);
+          },
+          "begin"_a, "end"_a, "region"_a);
 
   nb::class_<ChunkSender>(module, "ChunkSender")
       .def("backlog", &ChunkSender::backlog, "fresh"_a = true)
