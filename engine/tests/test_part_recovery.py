@@ -607,6 +607,7 @@ EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.integers(1, 30)),
         st.tuples(st.just("ack"), st.frozensets(st.integers(0, 40), min_size=1)),
+        st.tuples(st.just("wait"), st.integers(0, 60)),
         st.tuples(st.just("time-out"), st.integers(0, 60)),
         st.tuples(st.just("repeat"), st.integers(0, 20)),
     ),
@@ -616,7 +617,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_each_packet_leaves_flight_once_and_is_acknowledged_once(
+def test_each_packet_leaves_flight_once_in_time_and_is_acknowledged_once(
     events: list[tuple[str, int | frozenset[int]]],
 ) -> None:
     recovery = Recovery()
@@ -646,6 +647,11 @@ def test_each_packet_leaves_flight_once_and_is_acknowledged_once(
             acked |= numbers
             flight -= numbers
             leave(recovery.detect_losses(now))
+        elif what == "wait":
+            now += value * MS
+            if recovery.loss_due() <= now:
+                leave(recovery.detect_losses(now))
+                assert recovery.loss_due() > now
         elif what == "time-out":
             now += value * MS
             leave(recovery.on_timeout(LONG_AGO, now)[1])
@@ -654,6 +660,10 @@ def test_each_packet_leaves_flight_once_and_is_acknowledged_once(
             copies.refill(1_000, 5 * MS)
             leave(recovery.repeat(value * MS, value * MS, copies, now)[1])
         assert recovery.in_flight() == len(flight)
+        missing = {number for number in flight if number < recovery.largest_acked()}
+        if missing and what in ("ack", "wait"):
+            # A later packet is there, so no probe time-out is waited for on top of this one.
+            assert recovery.loss_due() <= now + recovery.rtt.probe_timeout()
         assert recovery.lowest() == min(flight, default=recovery.next())
 
 
