@@ -8,7 +8,7 @@ Everything is computed, so a seed gives the same figures on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
@@ -49,6 +49,8 @@ class Cell:
         judged: The ops that count, the last ones.
         rate: Rate in bytes per second that bounds the ops; None for that of `link`.
         ppm: Clocks run apart by so many millionths, half of them fast and half slow.
+        bursts: What else arrives at the port of the second host: arguments of
+            `Fabric.cross_traffic`; None for nothing.
     """
 
     group: str
@@ -63,6 +65,7 @@ class Cell:
     judged: int = 3
     rate: float | None = None
     ppm: float = 0.0
+    bursts: Mapping[str, Any] | None = None
 
     @property
     def elements(self) -> int:
@@ -96,6 +99,8 @@ class Cell:
         if self.far is not None:
             fabric.set_link(self.ranks - 1, "up", self.far)
             fabric.set_link(self.ranks - 1, "down", self.far)
+        if self.bursts is not None:
+            fabric.cross_traffic(1, start=WARM_UP, **self.bursts)
         return fabric
 
 
@@ -284,6 +289,50 @@ def clocks() -> Iterator[Cell]:
         yield Cell("clocks", name, 4, Link(), 25, ops=72, judged=60, ppm=ppm)
 
 
+def known() -> Iterator[Cell]:
+    """Yield the lab's networks A and B: quiet, beside bursts and steady traffic, and lossy."""
+    b = Link(rate=25e6, queue=64 << 10)
+    for name, link, sizes in (("A", Link(), (0.064, 1, 10)), ("B", b, (0.064, 2))):
+        for ranks in (2, 4, 8):
+            for size in sizes:
+                ops, judged = (20, 15) if size < 1 else (6, 3)
+                cell = f"{name}, {ranks} ranks, {size:g} MB"
+                yield Cell("known", cell, ranks, link, size, ops=ops, judged=judged)
+        yield Cell("known", f"{name}, push of 8 to one", 8, link, sizes[1] / 2, servers=1)
+        bursts = {
+            "rate": 4 * link.rate,
+            "length": 2.5e5 * 5 / link.rate,
+            "period": 25e6 / link.rate,
+        }
+        for ranks in (4, 8):
+            cell = f"{name}, {ranks} ranks, bursts of {bursts['length'] * 1e3:g} ms"
+            yield Cell("known", cell, ranks, link, sizes[-1] / 2, ops=24, judged=20, bursts=bursts)
+        for share in (0.5, 0.8):
+            steady = {"rate": share * link.rate, "length": 1e6}
+            cell = f"{name}, 4 ranks, steady traffic of {share:.0%}"
+            yield Cell("known", cell, 4, link, sizes[-1] / 2, bursts=steady)
+    for loss, run in ((0.01, 1), (0.05, 10), (0.05, 1), (0.2, 1), (0.4, 1), (0.6, 1), (0.8, 5)):
+        lossy = Link(loss=loss, loss_burst=run)
+        cell = f"A, 4 ranks, loss {loss:.0%} in runs of {run}"
+        yield Cell("known", cell, 4, lossy, 0.5, ops=8, judged=6)
+    yield Cell(
+        "known",
+        "A, 4 ranks, a third of all packets 1 ms late",
+        4,
+        Link(reorder=0.3, reorder_delay=1e-3),
+        2,
+        ops=8,
+        judged=6,
+    )
+    yield Cell("known", "A, 4 ranks, marks from 30 KB on", 4, Link(ecn=30_000), 4)
+    for rate, queue in ((10, 4 << 20), (25, 16 << 20)):
+        for ranks in (2, 4, 8):
+            fast = Link(rate=rate * GIGABIT, delay=2e-6, queue=queue)
+            yield Cell(
+                "known", f"{rate} Gbit/s, {ranks} ranks, 1 MB", ranks, fast, 1, ops=20, judged=15
+            )
+
+
 GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
     "grid": grid,
     "small": small,
@@ -292,6 +341,7 @@ GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
     "far": far,
     "sites": sites,
     "clocks": clocks,
+    "known": known,
 }
 
 

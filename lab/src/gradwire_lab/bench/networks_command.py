@@ -29,7 +29,7 @@ def networks(
     jobs: Annotated[int, typer.Option(min=0, help="processes at a time [the cores]")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """Run exact sums in virtual time: racks, policers, incast, far hosts, long paths, clocks."""
+    """Run exact sums in virtual time on racks, policers, incasts, long paths, networks A and B."""
     for name in group or ():
         if name not in GROUPS:
             why = f"{name}: {', '.join(GROUPS)}"
