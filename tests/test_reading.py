@@ -141,7 +141,7 @@ def test_a_share_that_time_closed_is_nobodys_fault(tmp_path: Path) -> None:
 
 
 def test_the_guide_shows_what_why_prints(tmp_path: Path) -> None:
-    shown = run("why", write(tmp_path / "steps.jsonl"), "--step", SLOW).stdout
+    shown = run("why", write(tmp_path / "steps.jsonl"), "--step", SLOW, COLUMNS="400").stdout
     assert len(shown.splitlines()) == 5
     block = re.search(r"```text\n(step 412 .*?)```", GUIDE.read_text(), re.DOTALL)
     assert block is not None

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import gradwire
 import report_files
 from gradwire import cli
-from gradwire.training.pipeline import STATE_VERSION
+from gradwire.training.training_state import STATE_VERSION
 from gradwire.transport.native import load_engine
 
 yaml = pytest.importorskip("yaml")

@@ -29,16 +29,20 @@ class EngineWork(dist.Work):
         super().__init__()
         self._name = name
         self._ended = threading.Event()
+        self._finished = False
         self._error: Exception | None = None
         self._source: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         self._future = self._source.then(lambda done: self._result(done.value()))
+        # Whoever waited for the work may take the value of its future at once. This callback is the
+        # first, so nobody waits for those of others.
+        self._future.add_done_callback(lambda _: self._ended.set())
         self._outputs = outputs
 
     def finish(self, error: Exception | None = None) -> None:
         """Ends the work, well or with an error, and runs what waits for it on this thread."""
-        if not self._ended.is_set():
+        if not self._finished:
+            self._finished = True
             self._error = error
-            self._ended.set()
             self._source.set_result(self._outputs)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
