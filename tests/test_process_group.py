@@ -313,6 +313,23 @@ def test_an_asynchronous_sum_returns_at_once(three: Ranks) -> None:
     three.run(asynchronous)
 
 
+def test_whoever_waited_for_a_sum_has_the_value_of_its_future() -> None:
+    """The thread that ends it may be stopped anywhere."""
+    one = [torch.ones(1)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            work = EngineWork(one, "a sum")
+            ending = threading.Thread(target=work.finish)
+            ending.start()
+            assert work.wait()
+            assert work.get_future().value() == one
+            ending.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_callback_may_wait_where_a_collective_has_ended_as_it_started(fails: bool) -> None:
     """The sum of a lone member is over at once, and so is one whose group could not open."""
