@@ -151,12 +151,14 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
   return config;
 }
 
+// Asks the engine's thread, which may be busy, without the interpreter's lock.
+io::Snapshot snapshot_of(io::Loop& loop) {
+  const nb::gil_scoped_release release;
+  return loop.snapshot();
+}
+
 nb::dict counters_of(io::Loop& loop) {
-  io::Snapshot snapshot;
-  {
-    const nb::gil_scoped_release release;
-    snapshot = loop.snapshot();
-  }
+  const io::Snapshot snapshot = snapshot_of(loop);
   nb::dict out;
   add_counters(out, snapshot.endpoint);
   out["send_calls"] = snapshot.socket.send_calls;
@@ -192,11 +194,7 @@ nb::dict path_of(const PathState& path) {
 }
 
 nb::dict features_of(io::Loop& loop) {
-  io::Snapshot snapshot;
-  {
-    const nb::gil_scoped_release release;
-    snapshot = loop.snapshot();
-  }
+  const io::Snapshot snapshot = snapshot_of(loop);
   nb::dict out;
   out["udp_segment"] = snapshot.features.segment;
   out["udp_gro"] = snapshot.features.gro;
