@@ -246,21 +246,21 @@ void bind_fabric(nb::module_& module) {
       .def(
           "cross_traffic",
           [](Fabric& fabric, int64_t host, const std::string& direction, double rate, int64_t start,
-             int64_t length, int64_t period, uint32_t packet_bytes, uint32_t train) {
+             int64_t length, int64_t period, uint32_t train) {
             fabric.add_cross_traffic(known_host(fabric, host), parse_direction(direction),
-                                     {start, length, period, rate, packet_bytes, train});
+                                     {start, length, period, rate, train});
           },
           "host"_a, "direction"_a = "down", nb::kw_only(), "rate"_a, "start_ns"_a = 0,
-          "length_ns"_a, "period_ns"_a = 0, "packet_bytes"_a = 1514, "train"_a = 1)
+          "length_ns"_a, "period_ns"_a = 0, "train"_a = 1)
       .def(
           "add_flow",
           [](Fabric& fabric, int64_t host, const std::string& direction, int64_t start, int64_t end,
-             int64_t round, uint32_t packet_bytes) {
+             int64_t round) {
             return fabric.add_flow(known_host(fabric, host), parse_direction(direction),
-                                   {start, end < 0 ? kNever : end, round, packet_bytes});
+                                   {start, end < 0 ? kNever : end, round});
           },
           "host"_a, "direction"_a = "down", nb::kw_only(), "start_ns"_a = 0, "end_ns"_a = -1,
-          "round_ns"_a = 200 * kMicrosecond, "packet_bytes"_a = 1514)
+          "round_ns"_a = 200 * kMicrosecond)
       .def(
           "flow",
           [](const Fabric& fabric, size_t index) {

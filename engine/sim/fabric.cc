@@ -58,11 +58,10 @@ Link& Fabric::link(uint16_t host, Direction direction) {
 }
 
 void Fabric::add_cross_traffic(uint16_t host, Direction direction, const CrossTraffic& traffic) {
-  if (!(traffic.rate > 0.0) || traffic.length <= 0 || traffic.packet_bytes == 0 ||
-      traffic.train == 0 || (traffic.period != 0 && traffic.period < traffic.length)) {
+  if (!(traffic.rate > 0.0) || traffic.length <= 0 || traffic.train == 0 ||
+      (traffic.period != 0 && traffic.period < traffic.length)) {
     throw std::invalid_argument(
-        "cross traffic: rate, length, packet_bytes and train are positive, a period is 0 or at "
-        "least the length");
+        "cross traffic: rate, length and train are positive, a period is 0 or at least the length");
   }
   const Nanos start = std::max(traffic.start, now_);
   cross_.push_back({host, direction, traffic, start + traffic.length});

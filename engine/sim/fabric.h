@@ -48,8 +48,7 @@ struct CrossTraffic {
   Nanos length = 10 * kMillisecond;
   Nanos period = 0;     // 0: one burst
   double rate = 500e6;  // bytes/s
-  uint32_t packet_bytes = 1514;
-  uint32_t train = 1;  // packets back to back
+  uint32_t train = 1;   // packets back to back
 };
 
 // TraceEntry is one datagram as it left an endpoint, and its fate.

@@ -1,6 +1,7 @@
 // Fabric: how a datagram travels from one endpoint through the switch to another.
 #include <algorithm>
 
+#include "proto/base/overhead.h"
 #include "proto/congestion/ecn.h"
 #include "sim/fabric.h"
 #include "wire/packet.h"
@@ -188,7 +189,7 @@ void Fabric::at_host(uint32_t unit) {
 void Fabric::cross_packet(uint32_t index) {
   Cross& cross = cross_[index];
   const CrossTraffic& traffic = cross.traffic;
-  const uint64_t bytes = uint64_t{traffic.packet_bytes} * traffic.train;
+  const uint64_t bytes = uint64_t{kFullPacket} * traffic.train;
   link(cross.host, cross.direction).enqueue(now_, bytes, traffic.train, true);
   // The gaps vary, so that no sender finds the same slot of the queue each time.
   const double gap = static_cast<double>(bytes) * 1e9 / traffic.rate;
@@ -208,7 +209,7 @@ void Fabric::flow_packets(uint32_t index) {
   TcpFlow& flow = entry.flow;
   Link& port = link(entry.host, entry.direction);
   while (flow.sends(now_)) {
-    const Nanos left = port.enqueue(now_, flow.options.packet_bytes, 1, true);
+    const Nanos left = port.enqueue(now_, kFullPacket, 1, true);
     const bool dropped = left == kNever;
     flow.sent(now_, dropped);
     push((dropped ? port.empty_at(now_) : left) + flow.options.round,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "proto/base/overhead.h"
+
 namespace gradwire::sim {
 
 void TcpFlow::sent(Nanos now, bool dropped) {
@@ -14,7 +16,7 @@ void TcpFlow::sent(Nanos now, bool dropped) {
 
 void TcpFlow::acked() {
   --in_flight_;
-  counters.delivered_bytes += options.packet_bytes;
+  counters.delivered_bytes += kFullPacket;
   window_ += window_ < threshold_ ? 1.0 : 1.0 / window_;
 }
 

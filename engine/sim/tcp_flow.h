@@ -14,13 +14,11 @@ struct TcpFlowOptions {
   Nanos start = 0;
   Nanos end = kNever;                // sends nothing from then on
   Nanos round = 200 * kMicrosecond;  // the round trip without a queue
-  uint32_t packet_bytes = 1514;      // on the wire
 
   // An empty string, or what is wrong.
   const char* validate() const {
     if (start < 0 || end <= start) return "start, end: a flow ends after its start";
     if (round <= 0) return "round: a round trip takes more than 0 ns";
-    if (packet_bytes < 64) return "packet_bytes: a packet has 64 bytes or more";
     return "";
   }
 };

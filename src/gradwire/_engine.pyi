@@ -386,7 +386,6 @@ class Fabric:
         start_ns: int = 0,
         length_ns: int,
         period_ns: int = 0,
-        packet_bytes: int = 1514,
         train: int = 1,
     ) -> None: ...
     def add_flow(
@@ -397,7 +396,6 @@ class Fabric:
         start_ns: int = 0,
         end_ns: int = -1,
         round_ns: int = 200_000,
-        packet_bytes: int = 1514,
     ) -> int: ...
     def flow(self, index: int) -> dict[str, int]: ...
     def set_clock(self, host: int, ppm: float) -> None: ...

@@ -263,7 +263,6 @@ class Fabric:
         start: float = 0.0,
         period: float = 0.0,
         direction: Direction = "down",
-        packet_bytes: int = 1514,
         train: int = 1,
     ) -> None:
         """Sends foreign packets into a port, in bursts.
@@ -275,7 +274,6 @@ class Fabric:
             start: Start of the first burst, in seconds since the start.
             period: Seconds from one burst to the next; 0 for a single one.
             direction: "up" or "down".
-            packet_bytes: Size of a packet in bytes.
             train: Number of packets back to back.
         """
         self._core.cross_traffic(
@@ -285,7 +283,6 @@ class Fabric:
             start_ns=_ns(start),
             length_ns=_ns(length),
             period_ns=_ns(period),
-            packet_bytes=packet_bytes,
             train=train,
         )
 
@@ -297,7 +294,6 @@ class Fabric:
         end: float | None = None,
         round_trip: float = 200e-6,
         direction: Direction = "down",
-        packet_bytes: int = 1514,
     ) -> int:
         """Adds a flow of TCP Reno into a port, which grows until packets are lost and yields then.
 
@@ -307,7 +303,6 @@ class Fabric:
             end: When it ends, in seconds since the start; None for never.
             round_trip: Round-trip time in seconds, without the port's queue.
             direction: "up" or "down".
-            packet_bytes: Size of a packet in bytes.
 
         Returns:
             The flow's index, for `flow`.
@@ -318,7 +313,6 @@ class Fabric:
             start_ns=_ns(start),
             end_ns=-1 if end is None else _ns(end),
             round_ns=_ns(round_trip),
-            packet_bytes=packet_bytes,
         )
 
     def flow(self, index: int) -> dict[str, int]:
