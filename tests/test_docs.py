@@ -41,6 +41,11 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [code for language, code in found if language in languages]
 
 
+def test_no_page_has_the_marks_of_a_merge() -> None:
+    marked = [page for page in PAGES if re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(), re.M)]
+    assert not marked
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and mkdocs.yml make them."""
     found: set[str] = set()
