@@ -12,7 +12,7 @@ from gradwire.core.report import StepReport
 from gradwire.exports.exporter import Record, library
 from gradwire.exports.figures import FIGURES, Figure
 
-__all__ = ["Prometheus", "metric_names"]
+__all__ = ["Prometheus"]
 
 LABELS = ("rank", "attachment", "policy")
 
@@ -41,19 +41,10 @@ TOTALS = {
 FILE_S = 5.0
 """A file is written at most this often, in seconds."""
 
-_SECONDS = "_s"
-
-
-def metric_names() -> list[str]:
-    """Returns the names of all metrics as a query of Prometheus has them."""
-    gauges = [_gauge(name) for name in FIGURES]
-    own = ("telemetry_cpu_seconds", "process_cpu_seconds")
-    return [*gauges, *(f"gradwire_{name}_total" for name in (*TOTALS, *own))]
-
 
 def _gauge(figure: str) -> str:
     """Returns the metric of a figure; Prometheus writes out units."""
-    stem = figure.removesuffix(_SECONDS)
+    stem = figure.removesuffix("_s")
     return f"gradwire_step_{stem}{'' if stem == figure else '_seconds'}"
 
 
@@ -136,13 +127,15 @@ class _Page:
         with self._mutex:
             if member not in self._members:
                 return
-            self._write()
-            self._members = [each for each in self._members if each is not member]
-            if not self._members:
-                del self._pages[self._target]
-                if self._server is not None:
-                    self._server.shutdown()
-                    self._server.server_close()
+            try:
+                self._write()
+            finally:
+                self._members = [each for each in self._members if each is not member]
+                if not self._members:
+                    del self._pages[self._target]
+                    if self._server is not None:
+                        self._server.shutdown()
+                        self._server.server_close()
 
     def refresh(self) -> None:
         """Writes the file, if it is one and is due."""

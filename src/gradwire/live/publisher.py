@@ -84,18 +84,25 @@ class Steps:
 
     def _keep(self, report: StepReport) -> None:
         regions = report.regions if report.delivered < 1.0 else ()
-        self._kept.append((time.time(), report.agreed.loss, regions, _fields_of(report)))
+        # The number stands with the row, since a reader may come at any moment.
+        row = (time.time(), report.agreed.loss, regions, _fields_of(report))
+        self._kept.append((self._noted, *row))
+
+    def end(self) -> None:
+        """Shows readers these steps no more: the attachment has gone."""
+        with _mutex:
+            _attachments.discard(self)
 
     def state(self, known: int, most: int) -> dict[str, Any]:
         """Returns what a reader gets that has so many steps, and wants so many at most."""
-        new = min(self._noted - known, most, len(self._kept))
-        kept = list(self._kept)[-new:] if new > 0 else []
+        kept = list(self._kept)
+        new = [row for number, *row in kept if number > known]
         return {
             **self._about,
             "id": self.id,
-            "noted": self._noted,
+            "noted": kept[-1][0] if kept else 0,
             "keys": STEP_KEYS,
-            "steps": [_row(*each) for each in kept],
+            "steps": [_row(*row) for row in new[max(0, len(new) - most) :]],
         }
 
 
@@ -208,7 +215,8 @@ class _Server:
 
     def _state(self, since: dict[str, int], steps: int) -> dict[str, Any]:
         with _mutex:
-            engines, attachments = list(_engines), list(_attachments)
+            engines = list(_engines)
+            attachments = sorted(_attachments, key=lambda each: int(each.id))
         return {
             **self._about,
             "at": time.time(),

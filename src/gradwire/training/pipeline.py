@@ -413,6 +413,7 @@ class GradientPipeline(StepCycle):
         """Closes what takes reports, and the engine unless others use it. Idempotent."""
         if not self._closed:
             self._closed = True
+            self._shown.end()
             self.communicator.return_number(self.number)
             self.communicator.let_go()
             self._books.close()

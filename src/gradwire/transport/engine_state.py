@@ -28,13 +28,11 @@ def engine_state(native: _engine.Engine, names: Names, endpoint: int, group: str
         {
             "peer": names.describe([peer.endpoint]),
             "silence_s": peer.silence_ns / 1e9,
-            "left": peer.left,
             **peer.path(),
         }
         for peer in native.peers()
     ]
-    of_all = len(paths)
-    if of_all > MOST_PATHS:
+    if len(paths) > MOST_PATHS:
         paths = sorted(paths, key=_badness, reverse=True)[:MOST_PATHS]
     return {
         "name": names.describe([endpoint]),
@@ -44,7 +42,6 @@ def engine_state(native: _engine.Engine, names: Names, endpoint: int, group: str
         "waits": None,
         "counters": native.counters(),
         "paths": paths,
-        "of_all": of_all,
     }
 
 

@@ -154,8 +154,8 @@ def _steps(heard: list[Process]) -> list[dict[str, Any]]:
     for process in heard:
         attachments = process.now["attachments"]
         if attachments:
-            first = min(attachments, key=lambda each: int(each["id"]))
-            chains.append({each["step"]: each for each in process.steps[first["id"]]})
+            steps = process.steps[attachments[0]["id"]]
+            chains.append({each["step"]: each for each in steps})
     if not chains:
         return []
     rows = []
