@@ -151,6 +151,12 @@ def test_a_port_where_nobody_listens_is_told_from_a_firewall(hosts: HostRanks) -
     assert result["findings"][0]["command"].startswith("gradwire probe --listen 4 ")
 
 
+def test_a_host_without_a_route_says_so(hosts: HostRanks) -> None:
+    result, _ = hosts.run(probes, target="192.0.2.1", patience=0.2)
+    assert (result["status"], result["exit"]) == ("problem", 1)
+    assert "unreachable" in result["measurement"]["refusal"]
+
+
 def test_loss_on_the_way_there_is_not_blamed_on_the_way_back(hosts: HostRanks) -> None:
     hosts.run(drops, at=1, share=0.3)
     result, _ = hosts.run(probes, events=MEASURED)

@@ -158,7 +158,7 @@ class Listener:
         addresses: Sequence[str],
         port: int,
         limit: Callable[[str, str], int],
-        unheard: Callable[[SocketAddress, str], None] = lambda peer, local: None,
+        unheard: Callable[[SocketAddress, str], None],
     ) -> None:
         self.hellos = 0
         self.deaf: set[str] = set()
@@ -171,6 +171,7 @@ class Listener:
 
     def open(self) -> None:
         """Listens, again after `close`."""
+        sockets: list[socket.socket] = []
         with contextlib.ExitStack() as undo:
             for address in self._addresses:
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -180,8 +181,9 @@ class Listener:
                 place = socket.getaddrinfo(address, self._port, type=socket.SOCK_DGRAM)[0][4]
                 opened.bind(place)
                 opened.setblocking(False)
-                self._sockets.append(opened)
+                sockets.append(opened)
             undo.pop_all()
+        self._sockets = sockets
 
     def close(self) -> None:
         """Closes the port, so that an engine can take it."""

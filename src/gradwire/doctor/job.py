@@ -211,7 +211,7 @@ def _store(place: Place, timeout_s: float) -> Store:
         )
     except RuntimeError as error:
         raise GradwireError(
-            f"rank 0 cannot host the job's store at {place.address}:{place.port}: {error}"
+            f"rank 0 cannot host the job's store at {with_port(place.address, place.port)}: {error}"
         ) from error
     return made
 

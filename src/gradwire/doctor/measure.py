@@ -83,9 +83,9 @@ class Way:
 
     Attributes:
         datagram: The longest datagram that passes, in bytes; 0: not known.
-        ecn: What becomes of ECT(0): "kept", or "cleared".
+        ecn: What becomes of ECT(0): "kept", or "cleared"; "unknown" where nothing shows it.
         trains: Datagrams sent with UDP_SEGMENT: "pass", "lost" although single ones pass, "refused"
-            by the sender's kernel.
+            by the sender's kernel; "unknown" where nothing shows it.
         rate: The rate in bits per second.
         loss: The share of packets lost.
         packets: The number of packets behind `loss`.
@@ -232,10 +232,9 @@ def _sum(
     number: int,
     elements: int,
     stats: Sequence[float],
-    timeout_s: float | None = None,
+    timeout_s: float = SUM_S,
 ) -> _engine.Completion | None:
     """Sums with the other end, exactly; None where that fails."""
-    timeout_s = timeout_s or SUM_S
     plan = load_engine().Plan(elements=elements, regions=[(0, elements, 0.0)])
     try:
         engine.all_reduce(

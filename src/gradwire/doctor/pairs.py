@@ -15,7 +15,7 @@ from gradwire.core.settings import Settings
 from gradwire.doctor.findings import Finding
 from gradwire.doctor.judge import accept, path_findings
 from gradwire.doctor.measure import End, Measurement, joined, measure, open_engine
-from gradwire.transport.addresses import LocalAddress, on_first_free, scoped
+from gradwire.transport.addresses import UDP_OVERHEAD, LocalAddress, on_first_free, scoped
 from gradwire.transport.meeting import Meeting
 
 __all__ = ["Pair", "measure_all", "pair_findings", "rounds"]
@@ -61,7 +61,7 @@ def measure_all(
     addresses: Mapping[int, LocalAddress],
     datagram: int,
     settings: Settings,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None],
 ) -> list[Pair]:
     """Lets each two hosts measure, in rounds of pairs that have no host in common; collective.
 
@@ -71,7 +71,7 @@ def measure_all(
         say: Gets what the ranks are about to do.
     """
     rank = meeting.endpoint
-    headers = 48 if own.version == 6 else 28
+    headers = UDP_OVERHEAD[own.version]
     # An engine takes the packets of its session alone.
     tokens = list(map(int, meeting.exchange(str(secrets.randbits(32)))))
 

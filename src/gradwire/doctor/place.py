@@ -94,13 +94,9 @@ def place_of_environment(environment: Mapping[str, str] | None = None) -> Place 
     return Place(numbers["RANK"], numbers["WORLD_SIZE"], address, port, hosted)
 
 
-def beside_others(environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Returns a warning where a launcher started several processes, each of which is alone.
-
-    Args:
-        environment: Environment variables; None for os.environ.
-    """
-    given = _variables(environment)
+def beside_others() -> list[Finding]:
+    """Returns a warning where a launcher started several processes, each of which is alone."""
+    given = _variables(None)
     launched = _launched(given)
     if launched is None:
         return []

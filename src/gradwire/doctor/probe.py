@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from gradwire.doctor.judge import accept, path_findings, rtt_text, way_rows
 from gradwire.doctor.measure import End, Measurement, exchange, joined, measure, open_engine
 from gradwire.transport.addresses import (
     ETHERNET_DATAGRAM,
+    UDP_OVERHEAD,
     LocalAddress,
     local_addresses,
     on_first_free,
@@ -115,12 +117,9 @@ def _listen(target: str, settings: Settings, idle_s: float, as_json: bool) -> in
         if not as_json:
             print(f"  type: {accept(peer[0], local, None)}", flush=True)
 
-    try:
-        bound = addresses if settings.interface else [*addresses, *_loopbacks(addresses)]
+    bound = addresses if settings.interface else [*addresses, *_loopbacks(addresses)]
+    with _port_of(port):
         listener = Listener(bound, port, lambda own, to: _limit(own, to, settings), unheard)
-    except OSError as error:
-        allowed = f"cannot be opened ({error.strerror}); choose another, as in {PORT + 1}"
-        raise ConfigError.of("port", port, allowed) from error
     typed = addresses[0] if port == PORT else with_port(addresses[0], port)
     text = (
         f"Listening on UDP port {port} of {', '.join(addresses)}.\n"
@@ -145,7 +144,8 @@ def _listen(target: str, settings: Settings, idle_s: float, as_json: bool) -> in
                     f"{peer} has no results: the sums did not come to their end.",
                     peer=peer,
                 )
-            listener.open()
+            with _port_of(port):
+                listener.open()
     except KeyboardInterrupt:
         pass
     finally:
@@ -204,6 +204,16 @@ def _limit(own: str, to: str, settings: Settings) -> int:
     return min(limit, settings.datagram or limit)
 
 
+@contextlib.contextmanager
+def _port_of(port: int) -> Iterator[None]:
+    """Says of a port that cannot be opened what to do."""
+    try:
+        yield
+    except OSError as error:
+        allowed = f"cannot be opened ({error.strerror}); choose another, as in {PORT + 1}"
+        raise ConfigError.of("port", port, allowed) from error
+
+
 def _loopbacks(addresses: list[str]) -> list[str]:
     """Returns the loopback addresses of this host that are not among others."""
     known = ["127.0.0.1", "::1"] if socket.has_ipv6 else ["127.0.0.1"]
@@ -236,8 +246,11 @@ def _probe(target: str, settings: Settings, contact_s: float, in_json: bool) -> 
     host, port = _host_and_port(target, settings.ports[0] or PORT)
     own, peer = _ends(host, port, settings)
     to = scoped(peer[0], _interface(peer))
-    limit = min(own.datagram(route_mtu(own.bound, to)), settings.datagram or LARGEST_DATAGRAM)
-    found = _greet_and_measure(own, peer, limit, settings, contact_s)
+    try:
+        limit = min(own.datagram(route_mtu(own.bound, to)), settings.datagram or LARGEST_DATAGRAM)
+        found = _greet_and_measure(own, peer, limit, settings, contact_s)
+    except OSError as error:  # no route
+        found = Measurement(refusal=str(error.strerror or error))
     here, there = own.address, str(peer[0])
     findings = reached(found, here, there, port)
     if found.answered:
@@ -292,7 +305,7 @@ def _greet_and_measure(
     own: LocalAddress, peer: SocketAddress, limit: int, settings: Settings, contact_s: float
 ) -> Measurement:
     """Finds who listens, and measures; once more where only the greeting came through."""
-    headers = 48 if own.version == 6 else 28
+    headers = UDP_OVERHEAD[own.version]
     found = Measurement(limit=limit, headers=headers)
     until = time.monotonic() + contact_s
     while not found.answered and (left := until - time.monotonic()) > 0:
