@@ -1,4 +1,4 @@
-"""TransferPlan, what a transfer may leave out and when it ends, and TransferReport, its outcome.
+"""TransferPlan says what a transfer may leave out, and when it ends.
 
 A transfer is what users see of an op, one all-reduce of the engine. Policies write plans, and the
 communicator carries them out. docs/design.md explains the terms region, bound, spend, schedule,

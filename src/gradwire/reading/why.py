@@ -42,6 +42,8 @@ BURST = 3
 """So many packets lost one after another are a burst."""
 QUEUED = 3.0
 """A packet that queued so many times as long as usual has met a queue."""
+MOST_SLOW = 10
+"""So many of the slowest steps are explained."""
 
 Value = Callable[[Record], float]
 
@@ -79,9 +81,9 @@ def slowest(run: Run) -> Record:
     return max(run.records, key=_took)
 
 
-def slowest_steps(run: Run, most: int = 10) -> list[Why]:
+def slowest_steps(run: Run) -> list[Why]:
     """Explains the slowest steps of a run, the slowest first, but for those that are as usual."""
-    longest = sorted(run.records, key=_took, reverse=True)[:most]
+    longest = sorted(run.records, key=_took, reverse=True)[:MOST_SLOW]
     return [why for each in longest if (why := explain(run, each)).cause != "usual"]
 
 

@@ -349,7 +349,7 @@ def run_networks(
     cells: list[Cell],
     seeds: int,
     jobs: int,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Run cells, each with several seeds.
 
@@ -367,8 +367,7 @@ def run_networks(
         running = [[pool.submit(_guarded, cell, seed) for seed in range(seeds)] for cell in cells]
         for cell, futures in zip(cells, running, strict=True):
             rows.append(_row(cell, [future.result() for future in futures]))
-            if progress is not None:
-                progress(cell.name)
+            progress(cell.name)
     return rows
 
 

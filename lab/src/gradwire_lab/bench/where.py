@@ -65,17 +65,17 @@ def tcp_rate(trip: float, loss: float, rate: float = GIGABIT) -> float:
     return min(rate * _MOVED, max(cubic, reno) * _SEGMENT / trip)
 
 
-def tcp_seconds(size: int, trip: float, loss: float, ranks: int = RANKS) -> float:
+def tcp_seconds(size: int, trip: float, loss: float) -> float:
     """Return the seconds of a ring all-reduce over TCP, an estimate that favours TCP.
 
     Each of 2 (N - 1) rounds sends a share of the buffer to the next rank and takes half a round
     trip, and the flows never stand still.
     """
-    rounds = 2 * (ranks - 1)
-    return rounds * (size / ranks / tcp_rate(trip, loss) + trip / 2)
+    rounds = 2 * (RANKS - 1)
+    return rounds * (size / RANKS / tcp_rate(trip, loss) + trip / 2)
 
 
-def run_map(jobs: int, progress: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+def run_map(jobs: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     """Run all networks of the map.
 
     Returns:

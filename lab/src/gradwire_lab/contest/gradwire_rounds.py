@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,9 +10,6 @@ from gradwire.core.plan import BY_BOUND, CloseStep, TransferPlan
 from gradwire.core.regions import Region
 from gradwire.core.transfer_report import TransferReport
 from gradwire.transport.communicator import Communicator
-
-if TYPE_CHECKING:
-    pass
 
 ROUND_TIMEOUT = 60.0
 """Seconds that a round may take where no setting says otherwise."""
@@ -71,7 +68,7 @@ class Rounds:
 
 def counters_of(report: TransferReport) -> dict[str, Any]:
     """Return a transfer's counters, those of its round."""
-    passes = getattr(report, "passes", 0)
+    passes = report.passes
     return {
         **({"passes": passes} if passes else {}),
         "delivered": list(report.delivered),
