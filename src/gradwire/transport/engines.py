@@ -190,16 +190,16 @@ class SharedEngine(Engine):
         if native is None:
             raise self._closed(0)
         state = engine_state(native, self._names, self.rank, self.group)
-        with self._mutex:
-            key = next(iter(self._pending), None)
-            waits = None if key is None else self._pending[key]
-        seconds = 0.0 if waits is None else time.monotonic() - waits.begun
-        if key is not None and waits is not None and seconds > WORTH_TELLING_S:
-            state["waits"] = {
-                "step": waits.request.step,
-                "seconds": seconds,
-                "for": [self._names.describe([p.endpoint]) for p in self._absent(native, *key)],
-            }
+        if oldest := self._oldest():
+            key, waits = oldest
+            seconds = time.monotonic() - waits.begun
+            if seconds > WORTH_TELLING_S:
+                absent = self._absent(native, *key)
+                state["waits"] = {
+                    "step": waits.request.step,
+                    "seconds": seconds,
+                    "for": [self._names.describe([peer.endpoint]) for peer in absent],
+                }
         return state
 
     def failure(self) -> _engine.Failure | None:
@@ -266,15 +266,17 @@ class SharedEngine(Engine):
             self._watch_patience(native)
         return completion
 
+    def _oldest(self) -> tuple[tuple[int, int], Pending] | None:
+        """Returns the lane, number and request of the transfer that has waited longest."""
+        with self._mutex:
+            return next(iter(self._pending.items()), None)
+
     def _watch_patience(self, native: _engine.Engine) -> None:
         """Logs, where the oldest transfer has waited for long, the ranks that have not begun it."""
-        with self._mutex:
-            key = next(iter(self._pending), None)
-            waits = None if key is None else self._pending[key]
-        now = time.monotonic()
-        if key is None or waits is None or now < waits.warn_at:
+        oldest, now = self._oldest(), time.monotonic()
+        if oldest is None or now < oldest[1].warn_at:
             return
-        lane, op = key
+        (lane, op), waits = oldest
         waits.warn_at = now + NEXT_WARNING_S
         absent = [
             f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
