@@ -29,10 +29,7 @@ class StreamPull : public ChunkSender {
   bool settled() const override { return over_ >= finished_.size(); }
   bool next(uint32_t& chunk, bool& again, bool fresh) override;
   bool peek(uint32_t& chunk, bool fresh) override;
-  bool in_last(double share) const override {
-    return cursor_ + static_cast<size_t>(share * static_cast<double>(state_.size())) >=
-           state_.size();
-  }
+  bool in_last(double share) const override { return last_of(cursor_, state_.size(), share); }
   void acked(uint32_t chunk) override { end(chunk, State::acked); }
   void lost(uint32_t chunk, Again why) override;
   void forget(uint32_t chunk) override { end(chunk, State::forgotten); }

@@ -46,6 +46,12 @@ class ChunkSender {
   // This sender where chunks go in passes, else null. In passes ACKs and losses of packets do not
   // matter.
   virtual PassSender* passes() { return nullptr; }
+
+ protected:
+  // True when less than this share of a list of so many follows the place `at`.
+  static bool last_of(size_t at, size_t size, double share) {
+    return at + static_cast<size_t>(share * static_cast<double>(size)) >= size;
+  }
 };
 
 }  // namespace gradwire

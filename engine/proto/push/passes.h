@@ -32,9 +32,7 @@ class PassSender : public ChunkSender {
   // True once nothing will be sent any more.
   bool settled() const override { return stopped_ || (sealed_ && open_ == 0); }
   bool next(uint32_t& chunk, bool& again, bool fresh) override;
-  bool in_last(double share) const override {
-    return cursor_ + static_cast<size_t>(share * static_cast<double>(list_.size())) >= list_.size();
-  }
+  bool in_last(double share) const override { return last_of(cursor_, list_.size(), share); }
   void forget(uint32_t chunk) override;
   void finish() override { stopped_ = true; }
   PassSender* passes() override { return this; }

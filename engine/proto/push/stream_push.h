@@ -22,9 +22,7 @@ class StreamPush : public ChunkSender {
   bool settled() const override { return open_ == 0; }
   bool next(uint32_t& chunk, bool& again, bool fresh) override;
   bool peek(uint32_t& chunk, bool fresh) override;
-  bool in_last(double share) const override {
-    return cursor_ + static_cast<size_t>(share * static_cast<double>(list_.size())) >= list_.size();
-  }
+  bool in_last(double share) const override { return last_of(cursor_, list_.size(), share); }
   void acked(uint32_t chunk) override;
   void lost(uint32_t chunk, Again why) override;
   void forget(uint32_t chunk) override { settle(chunk, State::done); }

@@ -4,8 +4,8 @@
 //
 // Call on_sent() for each packet, on_ack() for each ACK, detect_losses() after it and once
 // loss_due() has come, on_timeout() once next_timeout() is due. What a packet carries is the
-// caller's matter: it gets copies of the packets that are acknowledged or lost. on_ack() is the only
-// one to sample the round-trip time, except for the caller's pings.
+// caller's matter: it gets copies of the packets that are acknowledged or lost. on_ack() is the
+// only one to sample the round-trip time, except for the caller's pings.
 #pragma once
 
 #include <cstdint>
