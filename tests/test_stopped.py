@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -104,6 +105,7 @@ def loses_a_batch(rank: int, world: int, here: list[int], resets: bool) -> None:
     attachment = gradwire.attach(net, "reliable", timeout=300.0)
     loss_of(net, rank, 0).backward()
     ours.step()
+    dist.barrier()  # otherwise the failure may reach a rank that waits for the end of this step
     before = stepped(ours)
     ours.zero_grad()
     out = net(batch(rank, 1))
@@ -189,6 +191,7 @@ def loses_a_batch_under_ddp(
         ours.zero_grad()
         loss_of(net, rank, step).backward()
         ours.step()
+    dist.barrier()  # otherwise the failure may reach a rank that waits for the end of these steps
     before = stepped(ours)
     uses = {"step": ours.step, "forward": lambda: loss_of(net, rank, 3)}
 

@@ -332,18 +332,23 @@ def test_a_reader_gets_each_step_once_at_whatever_moment_it_comes() -> None:
         finally:
             sys.setswitchinterval(interval)
             writer.join()
+            steps.end()
         assert known == len(reports)
 
 
 def test_an_attachment_that_has_gone_is_shown_no_more() -> None:
     with publishing("d00d0008") as address:
+
+        def shown() -> set[str]:
+            return {each["id"] for each in states({address: {}}, 1)[address]["attachments"]}
+
+        others = shown()  # of this process's tests before
         first, second = Steps("mlt", [0], 0), Steps("dblp", [0], 1)
-        shown = [each["policy"] for each in states({address: {}}, 1)[address]["attachments"]]
-        assert shown[-2:] == ["mlt", "dblp"]
+        assert shown() == others | {first.id, second.id}
         first.end()
-        shown = [each["policy"] for each in states({address: {}}, 1)[address]["attachments"]]
-        assert "mlt" not in shown[-2:]
+        assert shown() == others | {second.id}
         second.end()
+        assert shown() == others
 
 
 def test_it_starts_at_once_and_takes_little_itself(two: Ranks, tmp_path: Path) -> None:
