@@ -335,6 +335,37 @@ def test_commands_and_their_options_exist() -> None:
     assert seen > 20
 
 
+def quoted(text: str) -> set[str]:
+    """The commands of gradwire that a text names in backquotes."""
+    return {
+        word.removeprefix("gradwire ")
+        for word in re.findall(r"`([\w. ]+)`", text)
+        if word.removeprefix("gradwire ") in {*cli.OWN, *cli.LAB}
+    }
+
+
+def test_pages_know_which_commands_the_product_has_alone() -> None:
+    started = (DOCS / "getting-started.md").read_text(encoding="utf-8")
+    own, _, lab = started.partition("- `pip install .`")[2].partition("\n- ")[0].partition(". The")
+    assert quoted(own) == {*cli.OWN}
+    assert quoted(lab) == {*cli.LAB}
+    question = (DOCS / "questions.md").read_text(encoding="utf-8").partition("part of the lab")[2]
+    assert quoted(question.partition(" belong to ")[0]) == {*cli.LAB}
+
+
+def test_pages_raise_buffers_to_what_the_engine_asks_for() -> None:
+    source = (ROOT / "engine/io/socket.h").read_text(encoding="utf-8")
+    asked = {
+        limit: str(int(number) << int(power))
+        for limit, name in (("rmem_max", "kReceiveBuffer"), ("wmem_max", "kSendBuffer"))
+        for number, power in re.findall(rf"{name} = (\d+) << (\d+);", source)
+    }
+    typed = {
+        found for page in PAGES for found in re.findall(r"(\wmem_max)=(\d+)", page.read_text())
+    }
+    assert typed == {*asked.items()}
+
+
 def test_targets_of_make_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page, words in commands():
@@ -381,8 +412,9 @@ def test_the_picture_and_what_is_said_of_the_demo_are_of_one_run() -> None:
     assert "longest step waited {} ms, TCP's {}.".format(*longest) in readme
     far = json.loads((ROOT / "docs" / "far-times.json").read_text(encoding="utf-8"))
     near = f"hosts {1000 * far['round_trip_s']:g} ms apart, with {100 * far['loss']:g} % of loss"
-    ratio = far["contestants"]["adaptive"]["speed_over"]["gloo-fp16"]
-    assert f"Between {near}, it trained {ratio:.1f} times as fast." in readme
+    steps, ratio = (far["contestants"]["adaptive"][key] for key in ("timed_steps", "speed_over"))
+    said = f"it trained {ratio['gloo-fp16']:.1f} times as fast in {steps} timed steps."
+    assert f"Between {near}, {said}" in readme
     measured = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
     table = measured[measured.index("## The demo") :]
     for key, row in (("comm_median_s", "communication, median"), ("comm_max_s", "max")):
