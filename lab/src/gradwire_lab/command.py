@@ -27,6 +27,8 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 EXPERIMENTS = Path("experiments")
+"""Where scenario files are looked for; outside of the checkout, in the one that has this module."""
+OWN_EXPERIMENTS = Path(__file__).resolve().parents[3] / EXPERIMENTS
 OUT = Path("out/lab")
 _INTERRUPTED = 130
 _BAD_INPUT = 2
@@ -44,6 +46,8 @@ def list_scenarios(
 ) -> None:
     """Name the scenarios there are."""
     files = sorted(folder.glob("*.toml"))
+    if folder == EXPERIMENTS and not files:
+        files = sorted(OWN_EXPERIMENTS.glob("*.toml"))
     if not files:
         _refuse(f"{folder}: no scenario files (*.toml) there")
     found = [_load(path, False) for path in files]
@@ -54,11 +58,13 @@ def list_scenarios(
     if as_json:
         typer.echo(json.dumps(rows))
         return
+    named = folder == EXPERIMENTS  # the other commands take these by their names
     table = Table()
-    for column in ("file", "title", "cells"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
+    for column in ("name" if named else "file", "title", "cells"):
+        table.add_column(column, no_wrap=column == "name")
+    for each, row in zip(found, rows, strict=True):
+        first = each.path.stem if named else str(each.path)
+        table.add_row(Text(first), Text(each.first.title), str(row["cells"]))
     Console().print(table)
 
 
@@ -319,9 +325,11 @@ def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:
 def _load(path: Path, quick: bool) -> Experiment:
     from gradwire_lab.scenario import ScenarioError, load
 
-    named = EXPERIMENTS / f"{path}.toml"  # a name that `gradwire lab list` shows
+    listed = [folder / f"{path.stem}.toml" for folder in (EXPERIMENTS, OWN_EXPERIMENTS)]
+    if not path.exists() and path in (Path(path.stem), listed[0]):  # as `gradwire lab list` has it
+        path = next((each for each in listed if each.exists()), path)
     try:
-        return load(named if not path.exists() and named.exists() else path, quick=quick)
+        return load(path, quick=quick)
     except ScenarioError as error:
         _refuse(str(error))
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.calibration.command import calibrate
+from gradwire.calibration.calibrate import calibrate
 from gradwire.policies import Policy
 from gradwire.policies.base import option_names
 from gradwire.sim.job import Job
