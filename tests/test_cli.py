@@ -18,7 +18,16 @@ RUNNER = CliRunner()
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], [], ["doktor"], ["top", "-1", "none"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        [],
+        ["doktor"],
+        ["top", "-1", "none"],
+        *([name, "--help"] for name in cli.OWN),
+    ],
+    ids=" ".join,
 )
 def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
     program = (

@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gradwire import policies
-    from gradwire.calibration.command import calibrate
+    from gradwire.calibration.calibrate import calibrate
     from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
     from gradwire.core.plan import TransferPlan
     from gradwire.core.report import StepReport
@@ -33,7 +33,7 @@ _PUBLIC = {
     "TransferPlan": "gradwire.core.plan",
     "TransferReport": "gradwire.core.transfer_report",
     "attach": "gradwire.training.attach",
-    "calibrate": "gradwire.calibration.command",
+    "calibrate": "gradwire.calibration.calibrate",
     "comm_hook": "gradwire.training.hook",
 }
 
