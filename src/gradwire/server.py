@@ -56,9 +56,6 @@ def open_store(address: str, timeout_s: float) -> Any:
         address: "host:port" of a TCPStore (torchrun's), an IPv6 address in brackets as in
             "[fd00::1]:29500"; or "file:///path".
 
-    Returns:
-        The store.
-
     Raises:
         ConfigError: The address has another form, or the file cannot be used.
         GradwireError: Nobody answers in time.
@@ -111,10 +108,6 @@ def _in_time(connect: Callable[[float], Any], timeout_s: float, address: str) ->
     TCPStore waits without a limit for the first answer, which may never come: from a listener that
     is no store, or over a connection that was lost. So an attempt that stands still is left behind
     on a thread of its own, and a longer one begins.
-
-    Args:
-        connect: Connects within so many seconds.
-        address: What it connects to, for errors.
     """
     from gradwire.transport.store import NoAnswerError, Worker
 
@@ -136,7 +129,6 @@ def _in_time(connect: Callable[[float], Any], timeout_s: float, address: str) ->
 
 
 def _check_file(address: str, path: Path) -> None:
-    """Raises ConfigError unless the file of a store can be read and written."""
     if not path.name or path.is_dir():
         raise ConfigError.of("store", address, "the file of a FileStore, as in file:///path")
     if not path.parent.is_dir():
@@ -148,11 +140,7 @@ def _check_file(address: str, path: Path) -> None:
 def _wait_for_listener(
     address: str, host: str, port: int, deadline: float, timeout_s: float
 ) -> None:
-    """Waits until somebody listens, since TCPStore's own attempts outlast its time-out by seconds.
-
-    Raises:
-        GradwireError: The deadline has passed.
-    """
+    """Waits until somebody listens: TCPStore's own attempts outlast its time-out by seconds."""
     while True:
         left = deadline - time.monotonic()
         try:
@@ -183,9 +171,6 @@ def serve(
     Args:
         index: Index of this server, from 0.
         say: Gets what happens until all have met.
-
-    Returns:
-        The engine's counters.
 
     Raises:
         ConfigError: An argument or a setting is impossible.
@@ -228,7 +213,6 @@ def serve(
 
 
 def _check(opened: OpenEngine, workers: int, index: int) -> None:
-    """Raises TransferError if the engine of a server has failed."""
     failure = opened.engine.failure()
     if failure is None:
         return
@@ -335,8 +319,6 @@ def server(
 
 
 class StoppedError(KeyboardInterrupt):
-    """A signal stops this process."""
-
     def __init__(self, number: signal.Signals) -> None:
         super().__init__()
         self.signal = number

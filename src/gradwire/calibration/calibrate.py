@@ -82,7 +82,6 @@ def calibrate(
 
 
 def _eps(eps: object) -> float:
-    """Returns the number if it is a share of the loss decrease, else raises ConfigError."""
     eps = plain(eps)
     if not is_number(eps) or not 0.0 < eps < 1.0:
         raise ConfigError.of("eps", eps, "a share of the loss decrease, above 0 and below 1")
@@ -90,7 +89,6 @@ def _eps(eps: object) -> float:
 
 
 def _lr(lr: object) -> float:
-    """Returns the number if it is a learning rate, else raises ConfigError."""
     lr = plain(lr)
     if not is_number(lr) or not lr > 0.0:
         raise ConfigError.of("lr", lr, "a finite number above 0")
@@ -98,7 +96,6 @@ def _lr(lr: object) -> float:
 
 
 def _whole(name: str, value: object, low: int) -> int:
-    """Returns the number if it is whole and from `low` to LARGEST, else raises ConfigError."""
     value = plain(value)
     if not is_whole(value) or not low <= value <= LARGEST:
         raise ConfigError.of(name, value, f"a whole number from {low} to {LARGEST}")

@@ -42,13 +42,9 @@ class LayerSearch:
         layers: the names of each searched layer's tensors, by the layer's name.
 
     Args:
-        parameters: the trained parameters by name.
         eps: the share of a step's loss decrease that the damage to one layer may cost.
         lr: the learning rate of the plain gradient steps.
         chunk_elements: how many elements are zeroed together, as one datagram carries them.
-
-    Raises:
-        ConfigError: there are no parameters.
     """
 
     def __init__(
@@ -80,7 +76,6 @@ class LayerSearch:
 
     @property
     def done(self) -> bool:
-        """Whether the bound of every layer is found."""
         return self._low == self._high
 
     @property
@@ -107,15 +102,8 @@ class LayerSearch:
         twice and once more for each layer whose bound is not found yet.
 
         Args:
-            model: holds the parameters.
-            loss_fn: the training loss.
-            batches: each is an argument of loss_fn.
             seed: of the model's own random numbers; the batch at index i uses seed + i.
             chance: draws the chunks that are zeroed.
-
-        Raises:
-            ConfigError: loss_fn returns no scalar tensor with a gradient, or the steps do not
-                decrease the loss.
         """
         decrease = 0.0  # of the whole steps
         costs = dict.fromkeys(self._open(), 0.0)  # how much less the damaged steps decrease it
@@ -182,7 +170,6 @@ class LayerSearch:
         return whole
 
     def _open(self) -> list[str]:
-        """Returns the layers whose bound is not found yet."""
         return [layer for layer in self.layers if self._low[layer] < self._high[layer]]
 
     def _middle(self, layer: str) -> int:
@@ -224,12 +211,7 @@ def _restore_buffers(
     owners: list[tuple[torch.nn.Module, dict[str, torch.Tensor | None]]],
     values: Mapping[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Gives modules the same buffer tensors with the same values again.
-
-    Args:
-        owners: the modules, each with the buffers that it had, by name.
-        values: the values that each buffer had.
-    """
+    """Gives modules the same buffer tensors with the same values again."""
     for module, buffers in owners:
         now = dict(module._buffers)
         for name in now.keys() - buffers.keys():

@@ -49,11 +49,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check_bound(name: str, value: object) -> None:
-    """Checks that a bound is a number in [0, 1) that some transfer could spend.
-
-    Raises:
-        ConfigError: It is not; the error names the setting and the value.
-    """
+    """Checks that a bound is a number in [0, 1) that some transfer could spend."""
     if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError.of(name, value, "a bound is a number in [0, 1)")
     if 0.0 < value < SMALLEST_BOUND:

@@ -75,14 +75,10 @@ def from_environment(
     """Reads the environment variables GRADWIRE_<NAME> of some settings.
 
     Args:
-        hints: The type of each setting by name.
         environment: Environment variables; None for os.environ. An empty one counts as unset.
 
     Returns:
         The values that are set, converted to their types.
-
-    Raises:
-        ConfigError: A value cannot be converted; the error names the variable and the value.
     """
     variables = os.environ if environment is None else environment
     found: dict[str, object] = {}
@@ -99,9 +95,6 @@ def service_links(environment: Mapping[str, str] | None = None) -> list[str]:
 
     A pod gets them for every Service of its namespace, one named `gradwire` or `gradwire-…`
     included, unless its spec has `enableServiceLinks: false`. They are no settings.
-
-    Args:
-        environment: Environment variables; None for os.environ.
     """
     variables = os.environ if environment is None else environment
     return [variable for variable, text in variables.items() if _links_service(variable, text)]
@@ -121,9 +114,6 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
     """Checks that each variable GRADWIRE_* names a setting; raises ConfigError for a misspelt one.
 
     Kubernetes' service links are ignored, with one line in the log of a process.
-
-    Args:
-        environment: Environment variables; None for os.environ.
     """
     variables = os.environ if environment is None else environment
     allowed = [PREFIX + name.upper() for name in known]
@@ -147,7 +137,6 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
 
 @functools.cache
 def _log_links(links: tuple[str, ...]) -> None:
-    """Logs the service links that are ignored; the same ones once in a process."""
     log.warning(
         "ignored: %s, set by Kubernetes to announce a Service; enableServiceLinks: false in the "
         "pod's spec leaves out what it sets so",

@@ -76,7 +76,6 @@ class ConfigError(ValueError):
 
 
 def _short(value: object) -> str:
-    """Returns the representation of a value, in one line that is not too long to read."""
     text = repr(value)
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"

@@ -19,7 +19,6 @@ class HashedTuple(tuple[Item, ...]):
     _hash: int
 
     def __hash__(self) -> int:
-        """Returns the hash of a plain tuple of these items."""
         try:
             return self._hash
         except AttributeError:

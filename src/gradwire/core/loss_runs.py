@@ -14,11 +14,7 @@ ROUNDING = 1e-9
 
 
 def shortest_run(loss: float) -> float:
-    """Returns the smallest mean length of a run, in packets.
-
-    Args:
-        loss: Share of all packets that is lost, in [0, 1).
-    """
+    """Returns the smallest mean length of a run, in packets."""
     return loss / (1.0 - loss)
 
 

@@ -38,9 +38,6 @@ def read_rank(saved: object, rank: int, ranks: int) -> tuple[object, str | None]
 
     Returns:
         The state, and None or the rank that it belongs to instead, as in "rank 0 of 2".
-
-    Raises:
-        ConfigError: There is none, or it is damaged.
     """
     if not isinstance(saved, Mapping) or RANKS not in saved:
         return saved, None
@@ -74,11 +71,7 @@ def _key(rank: int, ranks: int) -> str:
 
 
 def _rank_of(key: Any, ranks: int) -> int | None:
-    """Returns the rank of an entry; None where it is of another number of ranks.
-
-    Raises:
-        ConfigError: The key is none of an entry.
-    """
+    """Returns the rank of an entry; None where it is of another number of ranks."""
     matched = _ENTRY.fullmatch(key) if isinstance(key, str) else None
     if matched is None:
         raise ConfigError.about(

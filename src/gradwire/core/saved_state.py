@@ -42,13 +42,6 @@ class State:
 
     Args:
         name: Where it lies, as in "state['phases']".
-
-    Raises:
-        ConfigError: The value is no mapping.
-
-    Attributes:
-        name: Where it lies.
-        values: The mapping.
     """
 
     def __init__(self, value: object, name: str = "state") -> None:
@@ -60,11 +53,7 @@ class State:
         self.values: Mapping[Any, Any] = value
 
     def keys(self, required: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Checks that all required keys are there, and no others but the optional ones.
-
-        Raises:
-            ConfigError: A required key is missing, or there is an unknown one.
-        """
+        """Checks that all required keys are there, and no others but the optional ones."""
         for key in required:
             if key not in self.values:
                 raise ConfigError.about(
@@ -87,7 +76,6 @@ class State:
         return f"{self.name}[{key!r}]"
 
     def part(self, key: str) -> State:
-        """Returns the mapping under a key."""
         return State(self._get(key), self.at(key))
 
     def number(self, key: str, low: float = -math.inf, high: float = math.inf) -> float:
@@ -105,21 +93,18 @@ class State:
         return float(value)
 
     def whole(self, key: str, low: int = 0, high: int = LARGEST_WHOLE) -> int:
-        """Returns a whole number within [low, high]."""
         value = plain(self._get(key))
         if not is_whole(value) or not low <= value <= high:
             raise self.wrong(key, f"a whole number{_range(low, high)}")
         return value
 
     def flag(self, key: str) -> bool:
-        """Returns True or False."""
         value = plain(self._get(key))
         if not isinstance(value, bool):
             raise self.wrong(key, "True or False")
         return value
 
     def choice(self, key: str, allowed: Sequence[str]) -> str:
-        """Returns one of the allowed names."""
         value = self._get(key)
         if not isinstance(value, str) or value not in allowed:
             raise self.wrong(key, " or ".join(map(repr, allowed)))
@@ -162,7 +147,6 @@ class State:
         }
 
     def wrong(self, key: object, allowed: str) -> ConfigError:
-        """Makes the error for a value that is not allowed."""
         return _wrong(self.at(key), self.values[key], f"{allowed} is needed")
 
     def _get(self, key: str) -> Any:

@@ -26,5 +26,4 @@ def share(value: float) -> str:
 
 
 def count(number: int, of: str) -> str:
-    """Returns a number of things."""
     return f"{number:,} {of}{'' if number == 1 else 's'}"

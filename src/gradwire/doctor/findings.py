@@ -27,7 +27,6 @@ class Finding:
     """What one check found.
 
     Attributes:
-        level: How bad it is.
         about: What was checked, in a word or two.
         text: What was found, as a sentence.
         command: What to type; "" where nothing need be typed.
@@ -40,12 +39,10 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Level:
-    """Returns the worst level among findings; "ok" where there are none."""
     return max((each.level for each in findings), key=LEVELS.index, default="ok")
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
-    """Returns the exit status: 1 where there is a problem, else 0."""
     return 1 if worst(findings) == "problem" else 0
 
 
@@ -65,7 +62,6 @@ def wrapped(text: str, taken: int = 0) -> list[str]:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """Returns findings as lines of text, what to type below each."""
     width = max((len(each.about) for each in findings), default=0)
     beside = shutil.get_terminal_size((100, 24)).columns >= width + 13 + BESIDE
     indent = " " * (width + 13 if beside else 4)
@@ -83,7 +79,6 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Returns one sentence that counts problems and warnings."""
     counts = [
         f"{count} {level}{'s' if count > 1 else ''}"
         for level in ("problem", "warning")

@@ -74,7 +74,6 @@ class Greeting:
 
 
 def parse(data: bytes) -> Greeting | None:
-    """Reads a greeting; returns None for anything else."""
     if len(data) != LAYOUT.size:
         return None
     magic, version, *fields = LAYOUT.unpack(data)
@@ -90,10 +89,8 @@ class Greeted:
     Attributes:
         answered: Whether the other host answered.
         refusal: Why a kernel refused the HELLO; "" where none did.
-        token: The measurement's random number.
         datagram: The longest datagram that both hosts would send, in bytes.
         peer: The other host's address and port.
-        local: The local address and port.
     """
 
     answered: bool
@@ -108,7 +105,6 @@ def greet(opened: socket.socket, peer: SocketAddress, datagram: int, contact_s: 
     """Says HELLO until there is an answer, and then that the measurement begins.
 
     Args:
-        opened: A bound socket; the caller closes it.
         datagram: The longest datagram that the route there takes, in bytes.
         contact_s: How long to wait, in seconds.
     """
@@ -145,9 +141,6 @@ class Listener:
         unheard: Called with the address of a host that does not hear the answers, and the local
             one.
 
-    Raises:
-        OSError: The port cannot be opened on one of the addresses.
-
     Attributes:
         hellos: How many HELLOs have arrived.
         deaf: The hosts that did not hear the answers.
@@ -170,7 +163,6 @@ class Listener:
         self.open()
 
     def open(self) -> None:
-        """Listens, again after `close`."""
         sockets: list[socket.socket] = []
         with contextlib.ExitStack() as undo:
             for address in self._addresses:

@@ -49,8 +49,6 @@ class Host:
     """What was found out about this host.
 
     Attributes:
-        findings: The findings.
-        versions: Versions by name.
         addresses: The addresses that gradwire would announce, the preferred one first.
         features: What the kernel grants the engine's socket.
         cpus: CPUs that this process may use.
@@ -69,7 +67,6 @@ class Host:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what takes part; torch is not imported for it."""
     found = {"gradwire": __version__}
     try:
         found["protocol"] = str(load_engine().PROTOCOL_VERSION)
@@ -85,7 +82,6 @@ def versions() -> dict[str, str]:
 
 
 def environment_settings() -> Settings:
-    """Returns the settings of the environment; raises ConfigError where they are wrong."""
     check_environment(all_names())
     return Settings.build()
 

@@ -54,8 +54,6 @@ class Examined:
         hosts: The name of each host by the rank that measures for it.
         ranks: The ranks of each host by the rank that measures for it.
         addresses: The address that each host uses, by the same.
-        versions: The versions by rank.
-        pairs: The pairs of hosts.
         leave: Leaves the job; rank 0 waits for the others, because it may host the store.
     """
 
@@ -89,7 +87,6 @@ class Examined:
         return {**as_json(self.findings), "hosts": hosts, "pairs": pairs}
 
     def text(self) -> str:
-        """Returns the findings and the tables as text."""
         parts = []
         if self.hosts:
             count, hosts = sum(map(len, self.ranks.values())), len(self.hosts)
@@ -188,7 +185,6 @@ def examine(place: Place, say: Callable[[str], None] = lambda text: None) -> Exa
 
 
 def _store(place: Place, timeout_s: float) -> Store:
-    """Opens the job's store; hosts it where nobody else does and this is rank 0."""
     try:
         from torch._C._distributed_c10d import TCPStore
     except ImportError as error:
@@ -217,7 +213,6 @@ def _store(place: Place, timeout_s: float) -> Store:
 
 
 def _leave(store: Store, meeting: Meeting, place: Place) -> None:
-    """Says goodbye; rank 0 waits a little for the others."""
     store = BoundedStore(store, LEAVE_S)
     with contextlib.suppress(RuntimeError):
         key = f"{meeting.prefix}/done"
@@ -316,7 +311,6 @@ def _of_hosts(result: Examined, reports: list[list[dict[str, Any]]]) -> list[Fin
 
 
 def _named(finding: Finding, where: str) -> Finding:
-    """Returns a finding with the host, or the host and ranks, of which it is."""
     typed = f"{finding.command}   # on {where}" if finding.command else ""
     return Finding(finding.level, finding.about, f"{where}: {finding.text}", typed)
 

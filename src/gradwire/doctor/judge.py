@@ -15,11 +15,7 @@ NOTICED_LOSS, GRAVE_LOSS = 0.002, 0.1
 
 
 def path_findings(found: Measurement, here: str, there: str) -> list[Finding]:
-    """Returns the findings of a path between two hosts, once datagrams pass both ways.
-
-    Args:
-        found: What was measured.
-    """
+    """Returns the findings of a path between two hosts, once datagrams pass both ways."""
     findings = []
     lost = "lost" in (found.there.trains, found.back.trains)  # which ends a measurement, too
     if not found.complete and not lost:
@@ -129,20 +125,16 @@ def _loss(name: str, sender: str, receiver: str, way: Way) -> list[Finding]:
 
 
 def rate_text(rate: int) -> str:
-    """Returns a rate as text."""
     if rate == 0:
         return "–"
     return f"{rate / 1e9:.1f} Gbit/s" if rate >= 999_500_000 else f"{rate / 1e6:.0f} Mbit/s"
 
 
 def rtt_text(seconds: float) -> str:
-    """Returns a round-trip time as text."""
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
 
 
 def way_rows(found: Measurement) -> list[tuple[str, str, str]]:
-    """Returns the rows of a path's table: what, there and back."""
-
     def row(name: str, of: Callable[[Way], str]) -> tuple[str, str, str]:
         return name, of(found.there), of(found.back)
 

@@ -137,9 +137,6 @@ def open_engine(
         session: Any number of 32 bits, the same on both ends.
         port: The UDP port; 0 for any free one.
         datagram: Size of datagrams in bytes, the same on both ends.
-
-    Raises:
-        OSError: The address or the port cannot be used.
     """
     engine: _engine.Engine = load_engine().Engine(
         endpoint=endpoint,
@@ -210,11 +207,7 @@ def _count(engine: _engine.Engine, found: End) -> dict[str, float]:
 
 
 def exchange(engine: _engine.Engine, own: End) -> End | None:
-    """Tells the other end what this one has seen, and returns what it has; None where it is gone.
-
-    Args:
-        own: What this end has seen.
-    """
+    """Tells the other end what this one has seen, and returns what that has; None if it is gone."""
     values = [float(value) for value in astuple(own)]
     theirs: list[float] = []
     for at in range(0, len(values), STATISTICS):
@@ -262,7 +255,6 @@ def joined(own: End, other: End | None, limit: int, headers: int) -> Measurement
         own: What the first end has seen.
         other: What the second end has; None where the first did not hear of it.
         limit: The size of datagrams for which they met, in bytes.
-        headers: The bytes of the IP and UDP headers.
     """
     found = Measurement(
         answered=own.answered,

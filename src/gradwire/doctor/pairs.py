@@ -31,9 +31,6 @@ class Pair:
     """What became of the path between two hosts.
 
     Attributes:
-        prober: The rank with the lower number.
-        responder: The other one.
-        found: What they measured.
         heard: Whether anything of the first one arrived at the other.
     """
 

@@ -30,10 +30,6 @@ class Place:
     """This process's place in a job, from the environment that launchers set.
 
     Attributes:
-        rank: Its rank.
-        world: The number of ranks.
-        address: The host of the job's store.
-        port: The store's port.
         hosted: Whether the launcher hosts the store; else rank 0 does.
     """
 
@@ -45,14 +41,7 @@ class Place:
 
 
 def place_of_environment(environment: Mapping[str, str] | None = None) -> Place | None:
-    """Returns this process's place in a job; None where it is alone.
-
-    Args:
-        environment: Environment variables; None for os.environ.
-
-    Raises:
-        ConfigError: Some of the variables are missing or impossible; the error names them.
-    """
+    """Returns this process's place in a job; None where it is alone."""
     given = {name: text for name, text in _variables(environment).items() if text}
     launched = _launched(given)
     # In a batch script, outside of srun, the others are not there.
@@ -119,7 +108,6 @@ class Launched:
     """What a launcher's own variables say.
 
     Attributes:
-        launcher: Its name.
         rank: The variable with the rank of this process.
         world: The variable with the number of processes.
     """

@@ -31,7 +31,6 @@ class Address:
     Attributes:
         job: The job, the same for all its processes on all hosts, in hexadecimal digits.
         own: What no other process of the job has, of the same digits and "-".
-        uid: The user that the job belongs to.
         form: The number of the form of its state.
     """
 
@@ -47,11 +46,7 @@ class Address:
 
 
 def addresses() -> list[Address]:
-    """Returns the sockets of all jobs in this network namespace, of whatever user.
-
-    Raises:
-        GradwireError: The kernel does not list them.
-    """
+    """Returns the sockets of all jobs in this network namespace, of whatever user."""
     try:
         listed = _LIST.read_text("utf-8", "replace")
     except OSError as error:

@@ -51,13 +51,7 @@ _fields_of = operator.attrgetter(*_FIELDS)
 
 
 class Steps:
-    """The last steps of one attachment, for readers.
-
-    Args:
-        policy: Name of its policy.
-        ranks: The ranks in the job that its worker speaks for.
-        number: Its number among the attachments over its engine.
-    """
+    """The last steps of one attachment, for readers."""
 
     _ids = itertools.count()
 
@@ -145,8 +139,6 @@ class _Cost:
 
 
 class _Server:
-    """The socket, and the thread that answers."""
-
     def __init__(self, job: str) -> None:
         own = f"{os.getpid():x}-{secrets.token_hex(4)}"  # containers have the same process ids
         self._about = {

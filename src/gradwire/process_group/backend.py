@@ -47,11 +47,9 @@ class GradwireBackend(Backend):
         return self._group.gloo.options
 
     def shutdown(self) -> None:
-        """Closes what the group has opened."""
         self._group.shutdown()
 
     def abort(self) -> None:
-        """Ends the group's collectives with an error."""
         self._group.abort()
 
 

@@ -116,9 +116,6 @@ class EngineCollectives:
     def start(self, request: Request) -> EngineWork:
         """Starts a collective and returns at once.
 
-        Args:
-            request: What is asked for.
-
         Returns:
             The work. Its tensors belong to the engine until it is done.
         """
@@ -136,7 +133,6 @@ class EngineCollectives:
         return {} if communicator is None else communicator.counters()
 
     def close(self) -> None:
-        """Closes the group's part of the engine; open collectives fail. Idempotent."""
         with self._mutex:
             self._closed = True
             communicator, self._communicator = self._communicator, None

@@ -40,7 +40,6 @@ def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
     """Makes a group, or a backend for one device of a group, as torch asks for it; collective.
 
     Args:
-        options: What torch says of the group (`_DistributedBackendOptions`).
         pg_options: What the user gave as `pg_options`: settings, a mapping of them, or None for
             those of the default group.
 

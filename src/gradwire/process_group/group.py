@@ -58,7 +58,6 @@ class GradwireGroup(dist.ProcessGroup):
 
     Attributes:
         inner: The group that carries out everything else.
-        gloo: Its backend.
     """
 
     def __init__(
@@ -117,9 +116,6 @@ class GradwireGroup(dist.ProcessGroup):
         Args:
             opts: `AllreduceOptions`, or the operation.
             timeout: Time-out of the collective; None for the options', or the group's.
-
-        Returns:
-            The work.
         """
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         opts = _options(dist.AllreduceOptions, opts, timeout, op)
@@ -142,9 +138,6 @@ class GradwireGroup(dist.ProcessGroup):
         Args:
             opts: `ReduceScatterOptions`, or the operation.
             timeout: Time-out of the collective; None for the options', or the group's.
-
-        Returns:
-            The work.
         """
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -165,9 +158,6 @@ class GradwireGroup(dist.ProcessGroup):
 
         Args:
             opts: `ReduceScatterOptions`.
-
-        Returns:
-            The work.
         """
         opts = _options(dist.ReduceScatterOptions, opts, None, None)
         alike = given.numel() == output.numel() * self._group.world_size
@@ -187,9 +177,6 @@ class GradwireGroup(dist.ProcessGroup):
 
         Args:
             opts: `ReduceScatterOptions`.
-
-        Returns:
-            The work.
         """
         opts = _options(dist.ReduceScatterOptions, opts, None, None)
         self._check_operation(opts.reduceOp)

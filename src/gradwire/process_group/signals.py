@@ -39,11 +39,7 @@ HEAD_START_S = 0.03
 
 
 class Signals:
-    """The signals of one member.
-
-    Args:
-        gloo: Gloo's backend of the same members.
-    """
+    """The signals of one member."""
 
     def __init__(self, group: Group, gloo: ProcessGroupGloo) -> None:
         self._group = group

@@ -50,12 +50,6 @@ class EngineWork(dist.Work):
 
         Args:
             timeout: How long to wait; None or zero for as long as the collective may take.
-
-        Returns:
-            True.
-
-        Raises:
-            GradwireError: The collective failed, or is not done within the time-out.
         """
         seconds = None if timeout is None else timeout.total_seconds()
         if not self._ended.wait(seconds if seconds and seconds > 0 else None):
@@ -67,11 +61,9 @@ class EngineWork(dist.Work):
         return self._future
 
     def is_completed(self) -> bool:
-        """Returns whether the collective has ended, well or not."""
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """Returns whether the collective has ended well."""
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> Exception | None:

@@ -30,7 +30,6 @@ class Measure:
     Attributes:
         name: What is measured.
         a: The first run's, as text.
-        b: The second run's.
         change: The second one's over the first one's, minus 1; NaN where that says nothing.
         verdict: "worse" where the change exceeds the threshold and chance.
     """
@@ -43,16 +42,7 @@ class Measure:
 
 
 def compare(a: Run, b: Run, threshold: float) -> list[Measure]:
-    """Compares two runs.
-
-    Args:
-        a: The one to compare with.
-        b: The one that is judged.
-        threshold: Share by which a measure may grow.
-
-    Raises:
-        UnreadableError: They cannot be compared; the text says why.
-    """
+    """Compares two runs."""
     models = [{each.number("elements", 0) for each in run.records} for run in (a, b)]
     if 0 not in models[0] | models[1] and not models[0] & models[1]:
         sizes = " and ".join(f"{max(model):,.0f}" for model in models)

@@ -45,7 +45,6 @@ pre { white-space: pre-wrap; margin: 0; font-size: .85rem; }
 
 
 def page(runs: Sequence[tuple[Run, Summary]]) -> str:
-    """Returns the page of some runs and their summaries."""
     body = "".join(_section(run, summary) for run, summary in runs)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -41,8 +41,6 @@ class Record:
     """One step as one rank reported it; the keys are explained at `gradwire.StepReport`.
 
     Attributes:
-        step: Number of the step.
-        rank: The rank that reported it.
         values: The line's values; those that an older version lacks are not there.
         names: Names of the regions.
         delivered: float32, what was delivered of each region.
@@ -63,7 +61,6 @@ class Record:
         return number(self.values.get(key), default)
 
     def text(self, key: str) -> str:
-        """Returns a text of the line; "" where it is missing."""
         value = self.values.get(key)
         return value if isinstance(value, str) else ""
 
@@ -91,7 +88,6 @@ class Run:
 
     Attributes:
         name: The file, and the module's number where that is not 0.
-        rank: The rank.
         records: Its steps, in order.
         others: The records of other ranks, by rank and step, from files beside this one.
         missing: What is not there, one sentence each.
@@ -104,16 +100,11 @@ class Run:
     missing: list[str] = field(default_factory=list)
 
     def at(self, step: int) -> Record | None:
-        """Returns the record of a step; None where there is none."""
         return next((each for each in self.records if each.step == step), None)
 
 
 def read(path: Path) -> list[Run]:
-    """Reads a report file, or all those of a folder; files of several ranks make one run.
-
-    Raises:
-        UnreadableError: There is no step in it.
-    """
+    """Reads a report file, or all those of a folder; files of several ranks make one run."""
     try:
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         found = [run for file in files for run in _read_file(file)]
@@ -133,7 +124,6 @@ def read(path: Path) -> list[Run]:
 
 
 def _joined(ranks: list[Run]) -> Run:
-    """Makes one run of those of several ranks."""
     first = ranks[0]
     for other in ranks[1:]:
         first.others[other.rank] = {each.step: each for each in other.records}

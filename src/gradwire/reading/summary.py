@@ -34,9 +34,7 @@ class Layer:
     """What one region lost over a run.
 
     Attributes:
-        name: Its name.
         lost: Share of its elements that did not count, over all steps.
-        bound: The largest bound that it had.
     """
 
     name: str
@@ -49,8 +47,6 @@ class Summary:
     """One run in figures. Shares are of this rank's steps; NaN where nothing is recorded.
 
     Attributes:
-        name: The file.
-        rank: The rank.
         workers: Number of workers; 0 where it is not recorded.
         steps: Number of steps.
         policies: Steps by policy.
@@ -96,7 +92,6 @@ class Summary:
     advice: tuple[str, ...] = ()
 
     def json(self) -> dict[str, Any]:
-        """Returns it as JSON holds it."""
         values: dict[str, Any] = finite(asdict(self))
         return values
 
@@ -136,7 +131,6 @@ class Summary:
 
 
 def summarize(run: Run) -> Summary:
-    """Summarizes a run."""
     records = run.records
     took = _known(each.took_s for each in records)
     timed = [each for each in records if not math.isnan(each.took_s)]

@@ -53,7 +53,6 @@ class Why:
     """Why one step was slow.
 
     Attributes:
-        step: The step.
         took_s: Its duration in seconds; that of its communication where no more is recorded.
         usual_s: That of the steps around it; NaN where there are too few.
         cause: What held it up.
@@ -72,12 +71,10 @@ class Why:
 
 
 def explain(run: Run, record: Record) -> Why:
-    """Explains one step of a run."""
     return _Reading(run, record).why()
 
 
 def slowest(run: Run) -> Record:
-    """Returns the slowest step of a run."""
     return max(run.records, key=_took)
 
 
@@ -112,7 +109,6 @@ class _Reading:
         return value(self.record) / usual if usual > 0 else math.nan
 
     def beside(self, value: Value) -> str:
-        """Returns a duration, and in brackets the usual one."""
         usual = self.usual(value)
         known = "" if math.isnan(usual) else f" (usual {seconds(usual)})"
         return seconds(value(self.record)) + known
@@ -128,7 +124,6 @@ class _Reading:
         return int(found) if self.name(kind) == who and not math.isnan(found) else 0
 
     def why(self) -> Why:
-        """Returns the explanation."""
         record, usual, took = self.record, self.usual(_took), _took(self.record)
         sure = self.cause in ("usual", "computing", "resent", "unknown")
         short = ("" if sure else "probably ") + self._short()

@@ -357,7 +357,6 @@ def _fully_sharded(
     optimizer: Given,
     scaler: torch.amp.GradScaler | None,
 ) -> Connection:
-    """Makes the connection of a model under fully_shard."""
     with _failing(replicas):
         groups = shard_groups(model)
     with _failing(replicas or process_group_of(groups)):
@@ -461,7 +460,6 @@ def _found(model: DistributedDataParallel) -> HookState | None:
 
 
 def _check_free(model: DistributedDataParallel) -> None:
-    """Raises ConfigError where gradwire is attached to the module."""
     for hook, state in model._comm_hooks:
         if hook is not comm_hook or not isinstance(state, HookState):
             continue

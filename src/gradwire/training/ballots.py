@@ -44,8 +44,6 @@ class BallotBox:
     """Collects one worker's values until they are sent.
 
     Args:
-        policy: The policy.
-        optimizers: The optimizers whose learning rates are watched.
         watched: Whether the losses have an effect (setting `loss_rise`).
         coding_s: Seconds that the processor takes to encode and decode one element.
 
@@ -79,11 +77,7 @@ class BallotBox:
         self._step_s: float | None = None  # mean seconds of a step
 
     def set_phase(self, phase: Phase | None) -> None:
-        """Votes for a phase from now on; None leaves it to the detector again.
-
-        Raises:
-            ConfigError: There is no such phase, or the policy has no phases.
-        """
+        """Votes for a phase from now on; None leaves it to the detector again."""
         if phase is not None and phase not in PHASES:
             raise ConfigError.of("phase", phase, "allowed are 'critical', 'tolerant', None")
         if phase is not None and self._policy.phases is None:
@@ -123,8 +117,6 @@ class BallotBox:
         """Makes the ballot of a step that begins.
 
         Args:
-            step: The step.
-            last: The report of the step before it.
             elapsed_s: Seconds since that step began.
             scale: What the gradients are multiplied by; None for a worker that has joined.
         """
@@ -154,8 +146,6 @@ class BallotBox:
         """Makes the step's ballot for one bucket.
 
         Args:
-            ballot: The ballot of the step.
-            slots: The bucket's tensors.
             fresh_square: Squared norm of the bucket of the fresh gradient; None if it is not
                 finite.
             first: Whether it is the step's first bucket, the only one that carries the loss and
@@ -187,11 +177,7 @@ class BallotBox:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restores the values; a vote that stands remains where the state has none.
-
-        Raises:
-            ConfigError: The state is damaged.
-        """
+        """Restores the values; a vote that stands remains where the state has none."""
         self._rates = RateWatch()
         if "rates" in state.values:
             self._rates.reference = state.numbers("rates", 0.0)
@@ -270,5 +256,4 @@ def _learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
 
 
 def _single(rate: object) -> object:
-    """Turns a tensor of one element into one without dimensions."""
     return rate.squeeze() if isinstance(rate, torch.Tensor) else rate

@@ -43,7 +43,6 @@ class Scatter:
 
     Attributes:
         shards: Number of elements of each worker's shard, in order.
-        rank: The rank of this worker.
         scale: Factor of the sum.
         output: Where this worker's shard goes, 1-D.
     """
@@ -60,7 +59,6 @@ class Scatter:
 
     @property
     def own(self) -> slice:
-        """The elements of this worker's shard."""
         return self.parts[self.rank]
 
 
@@ -83,7 +81,6 @@ class Bucket:
     """Gradients that travel together: DDP's bucket, FSDP2's group, or the sum of a host's ranks.
 
     Attributes:
-        index: Index in the step, from 0; those without elements count.
         last: Whether it is the step's last one.
         values: The gradients, 1-D.
         parameters: The parameters whose gradients follow each other in the values.
@@ -106,9 +103,6 @@ class Bucket:
 
 class ParameterNames:
     """Names parameters as the model does (`gradwire.core.names`), or in the order they are seen.
-
-    Args:
-        model: The model; None where it is not known.
 
     Attributes:
         trained: Number of elements of each trained parameter by name; None without a model.
@@ -151,7 +145,6 @@ class Layouts:
         self._known: dict[tuple[int, ...], HashedTuple[TensorSlot]] = {}
 
     def of(self, bucket: Bucket) -> HashedTuple[TensorSlot]:
-        """Returns the bucket's tensors in order; the same object for the same layout."""
         if bucket.layout is not None:
             return bucket.layout
         key = tuple(map(id, bucket.parameters))
@@ -170,12 +163,6 @@ def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 
     That is the order of the parameter's memory where it is dense (channels_last included), else
     that of its indices.
-
-    Args:
-        values: Values of the parameter's shape.
-
-    Returns:
-        The values, 1-D.
     """
     dims = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
     if parameter.permute(dims).is_contiguous():
@@ -184,14 +171,7 @@ def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 
 
 def slots_of(tensors: list[tuple[str, int]], elements: int) -> HashedTuple[TensorSlot]:
-    """Lays tensors out one after another.
-
-    Returns:
-        The place of each tensor that has elements.
-
-    Raises:
-        ConfigError: The tensors do not fill the bucket exactly.
-    """
+    """Lays tensors out one after another."""
     slots: list[TensorSlot] = []
     at = 0
     for name, length in tensors:

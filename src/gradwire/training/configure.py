@@ -40,18 +40,10 @@ def configure(
         policy: A name, a policy object, which is copied, or None for GRADWIRE_POLICY, else
             "adaptive".
         options: Options of the policy, and settings.
-        environment: Environment variables; None for os.environ.
         optimizer: The optimizer, or a list of several, which decide error_feedback="auto" and a
             fill that is left to them: each of them has to suit.
         scattered: Whether each rank gets its shard of the results alone. Then error_feedback="auto"
             means off, since what a rank contributes is unsharded, and so would be its residual.
-
-    Returns:
-        The policy and the settings, in which error feedback and fill are decided.
-
-    Raises:
-        ConfigError: A name is unknown or a value impossible; the error names the setting, the
-            value and what is allowed.
     """
     optimizers = several(optimizer)
     check_environment(all_names(), environment)

@@ -47,23 +47,9 @@ class Connection:
 
     Subclasses give the pipeline what the wrapper hands over.
 
-    Args:
-        policy: a name or a policy object. None takes the name in GRADWIRE_POLICY, else "adaptive".
-        options: the policy's options and the common settings.
-        model: the module inside the wrapper, which names the parameters; None where it is unknown.
-        process_group: the group that the gradients are averaged over; None is the default group.
-        optimizer: the optimizer that steps with these gradients, or a list of several.
-        scaler: the GradScaler that scales the loss.
-
     Attributes:
-        policy: The policy that writes the plans.
-        process_group: See above.
         active: Whether gradients go over gradwire.
         attached: Whether it belongs to an attachment.
-
-    Raises:
-        ConfigError: an option is impossible.
-        EngineMissingError: the engine was not built.
     """
 
     wrapper: ClassVar[str] = "DDP"
@@ -127,9 +113,6 @@ class Connection:
         """Opens the engine where this rank has one, and makes the pipeline; collective.
 
         Args:
-            group: The group.
-            meeting: A meeting of its members.
-            writer: What takes the steps' reports.
             undo: Gets what a failure has to undo.
         """
         settings = self._settings
@@ -159,11 +142,7 @@ class Connection:
         return kind(seat, communicator, *parts, number, *rest, **more)
 
     def _ready(self, group: Group) -> tuple[Telemetry | None, ConfigError | None]:
-        """Opens the report file and the exporters, or finds why this rank cannot take part.
-
-        Returns:
-            These and None, or None and the error, which the caller publishes for the others.
-        """
+        """Opens the report file and the exporters, or finds why this rank cannot take part."""
         try:
             if not self.attached:
                 _check_alone(self.policy, self._settings)
@@ -203,7 +182,6 @@ class Connection:
             refuse()
 
     def check(self) -> None:
-        """Raises what has stopped the pipeline, if anything has."""
         if self._pipeline is not None:
             self._pipeline.failures.check()
 
@@ -232,15 +210,7 @@ class Connection:
         model: torch.nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Configures a state anew after `deactivate`.
-
-        Args:
-            policy: as for the constructor, and so are options, optimizer and scaler.
-            options: the policy's options and the common settings.
-            optimizer: the optimizer that steps with these gradients, or a list of several.
-            model: names the parameters; None keeps their names.
-            scaler: the GradScaler that scales the loss.
-        """
+        """Configures a state anew after `deactivate`."""
         if model is not None:
             self._know(model)
         self._configure(policy, options, optimizer, scaler)
@@ -261,11 +231,7 @@ class Connection:
             pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:
-        """Notes the names of a model's parameters and what policies ask of them.
-
-        Raises:
-            ConfigError: the gradients of a parameter cannot be carried.
-        """
+        """Notes the names of a model's parameters and what policies ask of them."""
         self._names = ParameterNames(model)
         self._tensors: dict[str, int] | None = None
         self._vectors: frozenset[str] = frozenset()
@@ -290,7 +256,6 @@ class Connection:
         return {name: each for name, each in named if each.requires_grad and id(each) not in out}
 
     def _check_carried(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
-        """Raises ConfigError for a parameter whose gradients cannot be carried."""
         for name, parameter in averaged.items():
             if parameter.device.type not in DEVICES:
                 raise ConfigError.about(
@@ -438,7 +403,6 @@ def _check_alone(policy: Policy, settings: Settings) -> None:
 
 
 def _refused(optimizer: object, why: str) -> ConfigError:
-    """Makes the error about an optimizer that cannot be followed."""
     kind = type(optimizer).__name__
     return ConfigError.about(f"optimizer={kind}", why, setting="optimizer", value=kind)
 
@@ -469,11 +433,6 @@ def check_memory(settings: Settings, largest: tuple[str, int], world_size: int) 
 
     A parameter travels in one transfer, and every rank sums its share of it. What else DDP puts
     into the same bucket is known only when the bucket comes.
-
-    Args:
-        settings: The settings.
-        largest: The most that surely travels at once, as text, and its elements.
-        world_size: Number of workers.
     """
     what, elements = largest
     if settings.server_count or world_size == 1 or elements == 0:

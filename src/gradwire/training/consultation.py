@@ -68,11 +68,7 @@ class Consultation:
         return {"layer_steps": self._layer_steps, "layer_squares": dict(self._layer_squares)}
 
     def load_state_dict(self, state: State) -> None:
-        """Restores the sums, which start anew where an earlier version saved none.
-
-        Raises:
-            ConfigError: The state is damaged.
-        """
+        """Restores the sums, which start anew where an earlier version saved none."""
         self._layer_steps = state.whole("layer_steps") if "layer_steps" in state.values else 0
         self._layer_squares = {}
         if "layer_squares" in state.values:
@@ -90,9 +86,6 @@ class Consultation:
 
         Returns:
             The summary with the layers' norms, and the share.
-
-        Raises:
-            TransferError: The transfer failed.
         """
         names = self.layers_due(summary)
         sums = np.array([self._layer_squares[name] for name in names] or [0.0], np.float32)

@@ -45,17 +45,7 @@ def unwrapped(model: object) -> object:
 
 
 def ddp_of(found: object) -> DistributedDataParallel:
-    """Returns the DDP module that was given.
-
-    Args:
-        found: What the user gave, unwrapped.
-
-    Returns:
-        The DDP module.
-
-    Raises:
-        ConfigError: It is anything else; the error says what to give or use instead.
-    """
+    """Returns the DDP module that was given."""
     if isinstance(found, DistributedDataParallel):
         return found
     kind = type(found).__name__
@@ -65,7 +55,6 @@ def ddp_of(found: object) -> DistributedDataParallel:
 
 
 def check_hands_over(model: DistributedDataParallel) -> None:
-    """Raises ConfigError for a DDP module some of whose gradients reach no communication hook."""
     if getattr(model, "_use_python_reducer", False):
         raise python_reducer()
     if getattr(model, "_delay_all_reduce_params", None):

@@ -26,11 +26,7 @@ class Failures:
         self._step_lost = False  # the failure met a step, or a later one was refused
 
     def stopped(self, more: str = "") -> GradwireError | None:
-        """Returns the error of every use of this pipeline after a failure; None before one.
-
-        Args:
-            more: What else came of the failure.
-        """
+        """Returns the error of every use of this pipeline after a failure; None before one."""
         failure = self.first
         if failure is None:
             return None

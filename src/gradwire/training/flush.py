@@ -20,11 +20,7 @@ Slots = tuple[TensorSlot, ...]
 
 
 class Flush:
-    """Decides which steps are exact.
-
-    Args:
-        owing: What may be owed.
-    """
+    """Decides which steps are exact."""
 
     def __init__(self, owing: Owing) -> None:
         self.owing = owing
@@ -65,6 +61,5 @@ class Flush:
         return True
 
     def end(self, step: int) -> None:
-        """Notes that an exact step has ended, and what it delivered is noted."""
         self._started = True
         self._awaited = self.owing.awaited(step)

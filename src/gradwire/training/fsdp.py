@@ -62,17 +62,7 @@ DIVIDED = (torch.float32, torch.bfloat16)
 
 
 class FullySharded(Connection):
-    """The connection of one model under fully_shard.
-
-    Args:
-        model: The model.
-        groups: Its groups of parameters.
-        process_group: The group that gradients are averaged over.
-        policy: As for `Connection`, as are all others.
-        options: See `Connection`.
-        optimizer: See `Connection`.
-        scaler: See `Connection`.
-    """
+    """The connection of one model under fully_shard."""
 
     wrapper = "fully_shard"
 
@@ -164,9 +154,6 @@ class FullySharded(Connection):
 
         Those that are frozen later have no gradient, and their residuals wait until they are
         trained again.
-
-        Raises:
-            ConfigError: Their gradients cannot be carried, or the policy does not fit them.
         """
         new = self._trained_now() - self._seen
         self._seen |= new
@@ -215,7 +202,6 @@ class FullySharded(Connection):
                     raise self._cannot_wait(group, reads)
 
     def _cannot_wait(self, group: ShardGroup, reads: str) -> ConfigError:
-        """Makes the error about a guard that would have to withdraw what torch has read."""
         return ConfigError.of(
             "guard",
             self._settings.guard,
@@ -234,13 +220,7 @@ class FullySharded(Connection):
     def _reads_always(
         self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
     ) -> str:
-        """Returns why torch reads each result as soon as the call is over; "" if it does not.
-
-        Args:
-            group: The group.
-            members: The parameters that have a gradient.
-            reduced: The type of the result.
-        """
+        """Returns why torch reads each result as soon as the call is over; "" if it does not."""
         if reduced not in DIVIDED or group.inner.force_sum_reduction_for_comms:
             return "it divides it"
         for index in members:
@@ -296,14 +276,9 @@ class FullySharded(Connection):
         """Starts the reduction of a group's gradients.
 
         Args:
-            group: The group.
             values: The gradients; they belong to the engine until the result is there.
-            members: The parameters.
             reads: Why torch reads the result at once, so that it is waited for; "" if it does not.
             scatter: What becomes of the sum where each rank gets its shard.
-
-        Returns:
-            A future of where the result is.
         """
         pipeline = self.pipeline
         self._passes.reduce(group.described)
@@ -360,7 +335,6 @@ class FullySharded(Connection):
             raise
 
     def _is_due(self, group: ShardGroup) -> bool:
-        """Returns whether a pass that uses a group, and trains any of it, reduces it."""
         return bool(group.inner.reduce_grads)
 
     def _note_due(self) -> bool:
@@ -411,5 +385,4 @@ class FullySharded(Connection):
             return self._explained
 
     def _named(self, groups: Iterable[tuple[ShardGroup, tuple[int, ...]]]) -> list[Reduced]:
-        """Returns groups, each with some of its parameters, by their names."""
         return [(each.described, [each.names[i] for i in members]) for each, members in groups]

@@ -30,7 +30,6 @@ def difference(
     """Returns the error that names the first difference between ranks; None where there is none.
 
     Args:
-        step: The step.
         trained: The parameters that each rank trains in this step, by group, in the same order.
         reduced: The reductions that each rank has begun, in order; those that follow are not known.
     """
@@ -50,11 +49,7 @@ def difference(
 
 
 def _lacking(names: Mapping[int, list[str]]) -> tuple[list[str], list[int], list[int]] | None:
-    """Returns names that some ranks lack, the ranks that have them, and those that do not.
-
-    Args:
-        names: The names that each rank has, in an order that is the same on all ranks.
-    """
+    """Returns names that some ranks lack, the ranks that have them, and those that do not."""
     fewest: list[str] = min(names.values(), key=len, default=[])
     few = set(fewest)
     lacking = [name for name in dict.fromkeys(itertools.chain(*names.values())) if name not in few]

@@ -57,12 +57,10 @@ class ShardGroup:
 
     @property
     def name(self) -> str:
-        """The name of the first module in the model."""
         return self.paths[0]
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """The indices of the parameters that are trained now."""
         everybody = enumerate(self.inner.fsdp_params)
         return tuple(index for index, each in everybody if each.sharded_param.requires_grad)
 
@@ -85,11 +83,9 @@ class ShardGroup:
         return sum(self.lengths[index] for index in self.trained)
 
     def parameters(self, members: Iterable[int]) -> list[torch.nn.Parameter]:
-        """Returns some of the parameters, as optimizers hold them."""
         return [self.inner.fsdp_params[index].sharded_param for index in members]
 
     def check_types(self) -> None:
-        """Raises ConfigError where the parameters that are trained are of several types."""
         dtypes = {each.dtype for each in self.parameters(self.trained)}
         if len(dtypes) > 1:
             raise ConfigError.about(
@@ -149,7 +145,6 @@ def _has_gradient(each: Any, unused: bool) -> bool:
     """Returns whether torch is about to reduce the gradient of a parameter.
 
     Args:
-        each: torch's object for the parameter.
         unused: Whether parameters that the pass does not use count.
     """
     if not hasattr(each, "_unsharded_param"):
@@ -161,7 +156,6 @@ def _has_gradient(each: Any, unused: bool) -> bool:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Returns whether fully_shard was applied to a model or to a part of it."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
@@ -176,11 +170,7 @@ def states_of(model: torch.nn.Module) -> list[tuple[Any, list[torch.nn.Module]]]
 
 
 def shard_groups(model: torch.nn.Module) -> list[ShardGroup]:
-    """Returns the groups of parameters of a model under fully_shard, in the model's order.
-
-    Raises:
-        ConfigError: Their gradients cannot be carried; the error says what to use instead.
-    """
+    """Returns the groups of parameters of a model under fully_shard, in the model's order."""
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         raise ConfigError.about(
             f"fully_shard of torch {torch.__version__}",
@@ -220,7 +210,6 @@ def shard_groups(model: torch.nn.Module) -> list[ShardGroup]:
 
 
 def process_group_of(groups: list[ShardGroup]) -> dist.ProcessGroup:
-    """Returns the process group of the ranks that share the parameters."""
     return cast(dist.ProcessGroup, groups[0].inner.mesh_info.shard_process_group)
 
 
@@ -292,14 +281,7 @@ def _inners_of(module: FSDPModule, path: str) -> list[Any]:
 def _group_of(
     module: FSDPModule, inner: Any, paths: dict[int, str], names: dict[int, str]
 ) -> ShardGroup:
-    """Makes the group of torch's object; raises ConfigError where it cannot be carried.
-
-    Args:
-        module: The first of its modules.
-        inner: The object.
-        paths: Names of all modules.
-        names: Names of all parameters.
-    """
+    """Makes the group of torch's object; raises ConfigError where it cannot be carried."""
     _check_free(inner, paths[id(module)])
     if hasattr(inner.mesh_info, "replicate_process_group"):
         raise _replicated(
@@ -315,7 +297,6 @@ def _group_of(
 
 
 def _check_free(inner: Any, path: str) -> None:
-    """Raises ConfigError where somebody else reduces the gradients of a group."""
     for taken in _reductions(inner):
         if _is_attached(taken):
             raise _already_attached()

@@ -33,7 +33,6 @@ class Passes:
     """Watches the passes of a model until it is closed.
 
     Args:
-        model: The model.
         forward: Called before a module under fully_shard computes its outputs, with torch's own
             object for the module.
         begins: Called when a backward pass is seen first.
@@ -64,14 +63,7 @@ class Passes:
             self._undo.pop()()
 
     def reduce(self, what: str) -> None:
-        """Notes that gradients are reduced now.
-
-        Args:
-            what: Whose gradients, for errors.
-
-        Raises:
-            ConfigError: This is no backward pass, or one whose end cannot be seen.
-        """
+        """Notes that gradients are reduced now."""
         if _present() == -1:
             raise ConfigError.about(
                 f"{what} are reduced outside of a backward pass",

@@ -69,10 +69,7 @@ class Sharded(FullySharded):
         """Reduces the gradients of a group, and scatters the sum.
 
         Args:
-            group: The group.
-            output: Where this rank's shard of the sum goes.
             given: The gradients; they belong to the engine until the result is there.
-            op: torch's operation.
 
         Returns:
             A future of the output, which is done where torch reads the output at once.
@@ -110,12 +107,7 @@ class Alone(Sharded):
 
 
 class ReduceScatter:
-    """The reduce-scatter of one group, as torch calls it.
-
-    Args:
-        state: The state.
-        group: The group.
-    """
+    """The reduce-scatter of one group, as torch calls it."""
 
     def __init__(self, state: Sharded, group: ShardGroup) -> None:
         self._state = state
@@ -134,7 +126,6 @@ class ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Reduces and scatters; see `Sharded.reduce`."""
         result = self._state.reduce(self._group, output_tensor, input_tensor, op)
         if not async_op:
             return None

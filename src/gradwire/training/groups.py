@@ -41,9 +41,6 @@ class Group:
     """The place of this process in a process group.
 
     Attributes:
-        store: The group's store.
-        name: The group's name in the store.
-        rank: This process's rank in the group.
         ranks: The members' ranks in the whole job.
         timeout_s: Time-out of the group's collectives in seconds.
     """
@@ -56,11 +53,7 @@ class Group:
 
     @staticmethod
     def of(group: dist.ProcessGroup | None) -> Group:
-        """Returns this process's place in a group, None for the default one.
-
-        Raises:
-            ConfigError: There is no process group.
-        """
+        """Returns this process's place in a group, None for the default one."""
         if not dist.is_initialized():
             raise ConfigError.about(
                 "gradwire needs an initialised process group",
@@ -90,15 +83,10 @@ class Group:
 
     @property
     def whole(self) -> bool:
-        """Whether all ranks of the job are members."""
         return self.name == WHOLE
 
     def workers(self, hosts: Sequence[Sequence[int]]) -> Group:
-        """Returns the group in which this process is a worker: the hosts' leaders, or itself alone.
-
-        Args:
-            hosts: The ranks of each host in this group, in order; the first of each leads it.
-        """
+        """Returns the group in which this process is a worker: the leaders, or itself alone."""
         leaders = [host[0] for host in hosts]
         if self.rank not in leaders:
             leaders = [self.rank]
@@ -111,7 +99,6 @@ class Group:
         )
 
     def meeting(self, topic: str, timeout_s: float) -> Meeting:
-        """Makes a meeting of the members in the store, on a topic."""
         return Meeting(
             self.store,
             f"{self.name}/{topic}",

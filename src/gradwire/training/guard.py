@@ -59,11 +59,6 @@ class GuardedStep(Protocol):
 class StepGuard:
     """Decides about guarded steps.
 
-    Args:
-        policy: The policy.
-        settings: The settings.
-        rank: This worker's rank in the job, for errors.
-
     Attributes:
         floor: The share of a step that every worker must deliver, 0 for none.
     """
@@ -86,8 +81,6 @@ class StepGuard:
         """Decides about a step, the same on all ranks.
 
         Args:
-            step: The step.
-            agreed: The step's summary.
             lost: The largest share of it that a worker lost.
         """
         if 1.0 - lost >= step.floor - 1e-9:

@@ -144,7 +144,6 @@ class HookState(Connection):
             self._refusal = refuse
 
     def _let_forward(self) -> None:
-        """Takes back `_refuse_forward`."""
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             refusal.remove()
@@ -202,7 +201,6 @@ class HookState(Connection):
             self._let_forward()
 
     def _follow_none(self) -> None:
-        """Notes that no backward pass has been seen."""
         self._seen = -1
         self._begun = False
         self._running = no_op

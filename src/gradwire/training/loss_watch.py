@@ -29,7 +29,6 @@ class LossWatch:
         rise: Share by which the agreed loss must exceed its running mean, above 0.
 
     Attributes:
-        mean: The running mean.
         losses: Number of losses in it.
         left: Number of exact steps to come.
     """
@@ -81,7 +80,6 @@ class LossWatch:
         return {"mean": self.mean, "losses": self.losses, "left": self.left}
 
     def load_state_dict(self, state: State) -> None:
-        """Restores what `state_dict` returned; raises ConfigError where the state is damaged."""
         state.keys(("mean", "losses", "left"))
         self.mean = state.number("mean")
         self.losses, self.left = state.whole("losses"), state.whole("left")

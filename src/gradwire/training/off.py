@@ -43,16 +43,7 @@ def switched_off(policy: str | Policy | None) -> bool:
 
 
 def agree_off(process_group: dist.ProcessGroup | None, options: Mapping[str, object]) -> None:
-    """Checks that gradwire is off on all ranks of a group; collective.
-
-    Args:
-        process_group: The group; None is the default one.
-        options: Settings, of which `rendezvous_timeout` alone is read.
-
-    Raises:
-        ConfigError: The time-out is impossible.
-        RendezvousError: Ranks, which it names, are absent, not off, or failed.
-    """
+    """Checks that gradwire is off on all ranks of a group; collective."""
     group = Group.of(process_group)
     waits = {name: value for name, value in options.items() if name == "rendezvous_timeout"}
     meeting = group.meeting("attach", 0.0)
@@ -83,10 +74,6 @@ class LeftAlone:
 
     What an attachment is asked for has the value of an exact transfer that moved nothing, and what
     it is given is dropped.
-
-    Args:
-        process_group: The group that the gradients are averaged over; None is the default one.
-        options: Settings of `attach`, of which `rendezvous_timeout` alone is read.
     """
 
     number = -1
@@ -104,14 +91,12 @@ class LeftAlone:
 
     @property
     def communicator(self) -> NoReturn:
-        """Raises GradwireError, since there is none."""
         raise GradwireError("gradwire is off (policy='off'): there is no communicator")
 
     def counters(self) -> dict[str, float]:
         return {}
 
     def report(self) -> StepReport:
-        """Returns a report of no buckets, all of whose elements counted."""
         return StepReport(
             step=0,
             rank=self._rank,

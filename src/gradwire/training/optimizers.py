@@ -31,7 +31,6 @@ def several(given: Any) -> tuple[Any, ...]:
 
 
 def kinds(optimizers: Sequence[object]) -> str:
-    """Names the classes of optimizers as text: "None", "SGD", "Muon, AdamW"."""
     return ", ".join(type(each).__name__ for each in optimizers) or "None"
 
 
@@ -56,12 +55,10 @@ class Optimizers:
         return bool(self.each)
 
     def hold(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Returns whether each of these parameters is in one of them."""
         held = {id(parameter) for each in self.each for parameter in held_by(each)}
         return all(id(parameter) in held for parameter in parameters)
 
     def index(self, optimizer: torch.optim.Optimizer) -> int:
-        """Returns the index of an optimizer, NOBODY for a foreign one."""
         return next((i for i, each in enumerate(self.each) if each is optimizer), NOBODY)
 
     def owners(
@@ -84,12 +81,7 @@ class Optimizers:
         return known
 
     def check(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Checks who holds these parameters, which are trained.
-
-        Raises:
-            ConfigError: Two optimizers hold one of them, or none does though one has to. The error
-                names the first such parameter.
-        """
+        """Checks who holds these parameters, which are trained."""
         holders = [set(map(id, held_by(each))) for each in self.each]
         given = kinds(self.each)
         for name, parameter in parameters:

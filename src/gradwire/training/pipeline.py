@@ -75,7 +75,6 @@ class GradientPipeline(StepCycle):
         """Averages one bucket over the workers.
 
         Args:
-            bucket: The bucket.
             joined: Whether this worker has joined (`DistributedDataParallel.join`), so that its
                 gradient is none.
             others: The ballots of the other ranks that this worker leads; those that come with a
@@ -253,8 +252,6 @@ class GradientPipeline(StepCycle):
         """Notes that a bucket is done: its result goes to DDP, or waits for the end of its step.
 
         Args:
-            step: Its step.
-            stage: Its stage.
             last: Whether no other bucket begins after it.
         """
         with self._mutex:
@@ -384,8 +381,6 @@ class GradientPipeline(StepCycle):
         """Stops this pipeline, and hands the results that a step holds back to DDP as failed.
 
         Args:
-            step: The step, which fails; None where none is running.
-            error: Why.
             *stages: Stages of other buckets of the step, which fail, too.
             in_step: Whether a step fails by it, although none is running.
         """
@@ -406,7 +401,6 @@ class GradientPipeline(StepCycle):
     # ------------------------------------------------------------------ the engine
 
     def counters(self) -> dict[str, float]:
-        """Returns the engine's totals; empty without any engine."""
         return self.communicator.counters()
 
     def close(self) -> None:

@@ -37,7 +37,6 @@ class Planner:
     def context(
         self, step: Step, index: int, slots: tuple[TensorSlot, ...], buffer: torch.Tensor
     ) -> PlanContext:
-        """Returns what the policy is told of a bucket."""
         encoding = own_encoding(buffer.dtype)
         tensors = [slots.digest] if isinstance(slots, ComparedLayout) else []
         return PlanContext(
@@ -53,7 +52,6 @@ class Planner:
         )
 
     def plan(self, step: Step, context: PlanContext) -> TransferPlan:
-        """Returns the plan of a bucket of a step."""
         plan = self._policy.plan(context)
         if plan.encoding == "topk" and self._servers:
             # A server keeps no residuals, so what top-k leaves out of its results would be lost.

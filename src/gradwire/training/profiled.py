@@ -14,11 +14,7 @@ __all__ = ["bucket_range", "wait_in_range"]
 def bucket_range(
     index: int, start: Callable[[], torch.futures.Future[torch.Tensor]]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Starts a bucket's transfer, which a profiler shows from here to its result.
-
-    Returns:
-        The future of the result.
-    """
+    """Starts a bucket's transfer, which a profiler shows from here to its result."""
     if not _profiler_enabled():
         return start()
     with record_function(f"gradwire: bucket {index}") as shown:

@@ -47,7 +47,6 @@ class SkipWatch:
 
         Args:
             owner: Who holds their parameters (`Optimizers.owners`).
-            keys: As in `Waiting`, and so are the others.
         """
         waiting = self._waiting.setdefault(owner, Waiting(scale))
         waiting.scale = scale

@@ -57,7 +57,6 @@ class Stage(ABC):
     """The way of one bucket to host memory and back, and the answer to whoever handed it over.
 
     Attributes:
-        buffer: The bucket's buffer.
         result: Where the result goes: the buffer, or memory for this worker's shard of it.
         part: The elements of the bucket that go there.
         error: Why the bucket failed.
@@ -93,11 +92,7 @@ class Stage(ABC):
         return self.result
 
     def deliver(self, error: BaseException | None = None) -> None:
-        """Copies the host values to where the result goes, and completes the futures.
-
-        Args:
-            error: Why the bucket failed, unless it has an error of its own; None where it did not.
-        """
+        """Copies the host values to where the result goes, and completes the futures."""
         self.error = self.error or error
         try:
             with self.behind():
@@ -119,7 +114,6 @@ class Stage(ABC):
 
     @property
     def values(self) -> torch.Tensor:
-        """The same as numbers."""
         return torch.from_numpy(self.host())
 
     def behind(self) -> AbstractContextManager[Any]:
@@ -157,16 +151,7 @@ class StagePool:
         """Makes the stage of a bucket; queues the copy of a CUDA bucket at once.
 
         Args:
-            index: Index of the bucket among those that are under way together.
-            buffer: Its buffer.
-            scatter: What becomes of a bucket whose sum is scattered; None for any other.
             in_place: Whether elements of two bytes on the CPU are used as they are.
-
-        Returns:
-            The stage.
-
-        Raises:
-            ConfigError: The element type or the device is not supported.
         """
         stage = self._stage(index, buffer, in_place=in_place)
         if scatter is not None:

@@ -41,9 +41,6 @@ class Step:
     """One training step in progress.
 
     Attributes:
-        number: Number of the step.
-        phase: Its phase.
-        ballot: This worker's ballot.
         started: Time of its start, by the pipeline's clock.
         exact: Whether nothing may be left out.
         after_rise: Whether it is exact because the loss rose.
@@ -54,14 +51,11 @@ class Step:
         owners: The optimizers of its parameters (`Optimizers.owners`), if it is scaled.
         overflowed: The optimizers of whose parameters a result is not finite, so that they skip it.
         exposed: Time of the start of its last bucket's transfer.
-        transfers: Its buckets.
         layer_squares: Squared norms of the layers of this worker's fresh gradient.
         open: The stages of buckets that have begun and are not done.
         last: Whether the last bucket has begun.
         held: The stages of results that wait for the end of the step.
         abandoned: Whether another step has begun before its last bucket, so that it never ends.
-        failed: Whether it has failed.
-        decision: The guard's decision; None before there is one.
     """
 
     number: int
@@ -95,7 +89,6 @@ class Step:
         return self.last and not self.open and not self.abandoned
 
     def take_held(self) -> list[Stage]:
-        """Returns the stages of results that wait, once."""
         held, self.held = self.held, []
         return held
 
@@ -145,21 +138,13 @@ class Transfer:
     """The transfer of one bucket of one step.
 
     Attributes:
-        step: The step.
-        index: Index among the step's buckets that have elements.
-        bucket: The bucket.
-        slots: Its tensors.
-        plan: The plan of the first attempt.
         owners: Who holds the parameter of each slot (`Optimizers.owners`); empty where no loss
             scaler skips the step.
-        stage: Its way to host memory and back.
         bypasses: Whether the residuals are not involved.
         kept: What was sent, for the guard.
         pruned: The elements that were pruned before the bucket was sent, and their values.
         unused: The ranges of unused tensors, and their residuals.
-        first: The report of the first attempt.
         report: The report of the attempt that was applied.
-        resent: The exact plan of the second attempt, if there was one.
         applied_square: Squared norm of the applied gradient.
     """
 
@@ -186,7 +171,6 @@ class Transfer:
 
     @property
     def own(self) -> slice:
-        """The part of the bucket whose result this worker gets."""
         return slice(None) if self.bucket.scatter is None else self.bucket.scatter.own
 
     @property

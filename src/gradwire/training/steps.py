@@ -43,13 +43,11 @@ class StepCycle(TrainingState):
 
     @property
     def guards(self) -> bool:
-        """Whether all results of a step may wait for its end."""
         return self._guard.floor > 0.0
 
     def _begin_step(
         self, slots: HashedTuple[TensorSlot], others: Sequence[Ballot], *, joined: bool
     ) -> Step:
-        """Makes the step that begins with this bucket; see `GradientPipeline.reduce`."""
         self._check_skips()
         theirs = [each.scale for each in others if each.scale is not None]
         if joined and theirs:  # this rank's own scaler takes no steps any more

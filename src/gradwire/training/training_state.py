@@ -62,16 +62,11 @@ class TrainingState:
 
     Args:
         number: The number that it has taken of the communicator; `close` returns it.
-        optimizers: The optimizers; None where they are not known.
         writer: What takes the steps' reports, which `close` closes; None for nothing.
-        clock: Returns the time in seconds.
         scaler: The loss scaler, which gives the scale of gradients at each step's start and skips
             steps that are not finite; None where `set_grad_scale` gives the scale.
         host: The ranks that this worker leads; None for its own alone, among workers of which each
             one does so.
-
-    Raises:
-        ConfigError: The policy's fill needs the optimizer, which is not known.
 
     Attributes:
         compared: Returns, as a step begins, numbers of which the plans of the step are part, so
@@ -148,7 +143,6 @@ class TrainingState:
         return self.policy.phase
 
     def set_phase(self, phase: Phase | None) -> None:
-        """Votes for a phase from now on; None leaves it to the detector again."""
         self._ballots.set_phase(phase)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -166,7 +160,6 @@ class TrainingState:
 
     @property
     def flush_pending(self) -> bool:
-        """Whether a flush is still to come."""
         self._check_skips()
         return self._flush.pending or self._ballots.flush
 
@@ -249,14 +242,10 @@ class TrainingState:
         converted to the present scale.
 
         Args:
-            state: The state; one that was saved under policy "off" changes nothing.
             strict: Whether values of parameters that the model lacks are an error; else they are
                 dropped with a warning.
             owner: The rank that the state belongs to, as in "rank 0 of 2"; None for this one. What
                 another rank kept by itself is not taken, and is an error where it owes something.
-
-        Raises:
-            ConfigError: The state is anything else; nothing is changed then.
         """
         read = State(state)
         if owed_nothing(read.values):
@@ -378,9 +367,6 @@ def _of_another(state: State, owner: str, owing: bool) -> State:
 
     Args:
         owing: Whether any rank may have owed something when it was saved.
-
-    Raises:
-        ConfigError: Something was owed, which this rank's own state would hold.
     """
     if owing or _owes(state):
         raise ConfigError.about(

@@ -77,7 +77,6 @@ class LocalAddress:
 
     @property
     def version(self) -> int:
-        """The version of IP, 4 or 6."""
         return _parsed(self.address).version
 
     @property
@@ -107,12 +106,6 @@ def local_addresses(interface: object, towards: str | None) -> tuple[LocalAddres
         interface: The setting `interface`: the name of an interface, or an address of this host,
             which is then the only one; None for the preferred ones.
         towards: The host of the job's store, None where it has none.
-
-    Returns:
-        The addresses.
-
-    Raises:
-        ConfigError: The setting is anything else; the error lists the interfaces and addresses.
     """
     known = _interfaces()
     if interface is None:
@@ -128,15 +121,7 @@ def local_addresses(interface: object, towards: str | None) -> tuple[LocalAddres
 
 
 def on_first_free(ports: Sequence[int], bind: Callable[[int], Bound]) -> Bound:
-    """Returns what `bind` returns for the first port that no other socket holds.
-
-    Args:
-        ports: The ports to try, in order.
-        bind: Binds a port.
-
-    Raises:
-        OSError: The last port is in use as well, or `bind` failed for another reason.
-    """
+    """Returns what `bind` returns for the first port that no other socket holds."""
     for port in ports[:-1]:
         try:
             return bind(port)
@@ -147,15 +132,7 @@ def on_first_free(ports: Sequence[int], bind: Callable[[int], Bound]) -> Bound:
 
 
 def route_mtu(source: str, destination: str) -> int:
-    """Returns the MTU in bytes of the route from a local address to another one.
-
-    Args:
-        source: The local address, with its scope.
-        destination: The other address, with its scope.
-
-    Raises:
-        OSError: There is no route.
-    """
+    """Returns the MTU in bytes of the route from a local address to another one."""
     with _probe(source) as probe:
         probe.bind(_place(source))
         probe.connect(_place(destination))  # sends nothing
@@ -203,7 +180,6 @@ def describe_interfaces(interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether only processes of one host reach each other by this address."""
     return _parsed(address).is_loopback
 
 
@@ -315,7 +291,6 @@ def _of_address(known: Sequence[_engine.Interface], interface: str) -> LocalAddr
 
 
 def _no_interface(interface: object, known: Sequence[_engine.Interface], why: str) -> ConfigError:
-    """Makes the error of an impossible setting `interface`, with the possible values."""
     listed = []
     # Interfaces with an address to choose come first.
     for each in sorted(known, key=lambda each: not (each.up and any(each.addresses))):
@@ -370,7 +345,6 @@ def _local(known: Sequence[_engine.Interface], address: str) -> LocalAddress:
 
 
 def _owner(known: Sequence[_engine.Interface], address: str) -> _engine.Interface | None:
-    """Returns the interface that has an address; None where none lists it."""
     for each in known:
         if address in each.addresses:
             return each
@@ -406,13 +380,11 @@ def _probe(address: str) -> socket.socket:
 
 
 def _place(address: str) -> Any:
-    """Returns the address as a socket takes it, with its scope."""
     found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
     return found[0][4]
 
 
 def _text(place: tuple[Any, ...]) -> str:
-    """Returns the address in what getsockname returns."""
     address = str(place[0]).partition("%")[0]
     if len(place) == 4 and place[3] and is_link_local(address):
         address += "%" + socket.if_indextoname(place[3])

@@ -15,14 +15,7 @@ MOST_PATHS = 64
 
 
 def engine_state(native: _engine.Engine, names: Names, endpoint: int, group: str) -> dict[str, Any]:
-    """Returns an engine's state, as JSON takes it.
-
-    Args:
-        native: The compiled engine.
-        names: The names of the endpoints.
-        endpoint: This engine's number among them.
-        group: Name of the group.
-    """
+    """Returns an engine's state, as JSON takes it."""
     failure = native.failure()
     paths = [
         {

@@ -53,8 +53,6 @@ class Pending:
     """A transfer that the engine has not completed.
 
     Attributes:
-        handle: Its handle.
-        request: What it was asked to do.
         begun: When it began, in seconds of the monotonic clock.
         warn_at: When its wait is logged, in seconds of the monotonic clock.
     """
@@ -75,7 +73,6 @@ class SharedEngine(Engine):
     Attributes:
         native: The compiled engine; None once it is closed.
         users: Number of communicators that use it.
-        pid: The process that opened it.
         start_queue: The queue of transfers that start later.
     """
 
@@ -165,17 +162,14 @@ class SharedEngine(Engine):
         return handle
 
     def numbers(self) -> list[int]:
-        """Returns the numbers that users of this engine have taken."""
         with registry.lock:
             return sorted(self._users)
 
     def take_number(self, number: int, user: str) -> None:
-        """Takes a number that is free here, for a user whom warnings call so."""
         with registry.lock:
             self._users[number] = user
 
     def return_number(self, number: int) -> None:
-        """Gives back a number that `take_number` took."""
         with registry.lock:
             self._users.pop(number, None)
 
@@ -358,7 +352,6 @@ class SharedEngine(Engine):
         )
 
     def _error(self, failure: _engine.Failure, step: int) -> TransferError:
-        """Makes the error of a transfer of this step once the engine has failed."""
         return TransferError(
             f"{self._name}, step {step}: {failure.text}{self._refusal()}",
             rank=self._names.rank_of(failure.rank),

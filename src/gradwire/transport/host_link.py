@@ -65,14 +65,7 @@ Take = Callable[[int, Any, int | None], None]
 
 
 def hosts_of(identities: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Groups ranks by host.
-
-    Args:
-        identities: The identity of each rank's host, by rank.
-
-    Returns:
-        The ranks of each host, in order; the hosts in the order of their lowest ranks.
-    """
+    """Groups ranks by host."""
     hosts: dict[str, list[int]] = {}
     for rank, identity in enumerate(identities):
         hosts.setdefault(identity, []).append(rank)
@@ -109,12 +102,7 @@ def map_rows(memory: int, rows: int, elements: int) -> NDArray[np.float32]:
 
 
 class _Greeting:
-    """What has come of the greeting of a connection: the token, and a place.
-
-    Attributes:
-        link: The connection.
-        came: The bytes so far.
-    """
+    """What has come of the greeting of a connection: the token, and a place."""
 
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
@@ -199,13 +187,11 @@ class Listener:
         return HostLink(links)
 
     def _accept_one(self, ready: selectors.BaseSelector) -> None:
-        """Accepts a connection, whose greeting comes later."""
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
             link, _ = self._socket.accept()
             ready.register(link, selectors.EVENT_READ, _Greeting(link))
 
     def close(self) -> None:
-        """Stops listening. Idempotent."""
         self._socket.close()
 
     def _place_in(self, greeting: bytes) -> int:
@@ -219,11 +205,7 @@ class Listener:
 
 
 def connect(address: str, place: int, timeout_s: float) -> HostLink:
-    """Connects the rank at a place of its host with the host's leader, which is at place 0.
-
-    Raises:
-        OSError: The leader cannot be reached in time.
-    """
+    """Connects the rank at a place of its host with the host's leader, which is at place 0."""
     name, token = address.split("/")
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -263,7 +245,6 @@ class HostLink:
 
     @property
     def places(self) -> list[int]:
-        """The places of the connected ranks."""
         return sorted(self._sockets)
 
     def listen(self, take: Take, gone: Callable[[int], None]) -> None:
@@ -283,7 +264,6 @@ class HostLink:
         """Sends a message; a rank that has left is passed over, since `gone` is called for it.
 
         Args:
-            places: The places to send it to; None for all.
             memory: The file descriptor of memory that goes with it, -1 for none.
         """
         payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -297,11 +277,7 @@ class HostLink:
                     self._sockets[place].sendall(payload)
 
     def offer_trial(self) -> None:
-        """Hands memory to the others, which `take_trial`.
-
-        Raises:
-            OSError: The kernel refuses the memory, or to hand it over.
-        """
+        """Hands memory to the others, which `take_trial`."""
         memory = memory_of_rows(1, 1)
         try:
             map_rows(memory, 1, 1)[:] = TRIAL
@@ -377,7 +353,6 @@ def _listen(
 
 
 def _receive(link: socket.socket) -> tuple[Any, int | None]:
-    """Returns the next message, and the memory that came along."""
     header, memory = b"", None
     while len(header) < _LENGTH.size:
         part, descriptors, _, _ = socket.recv_fds(link, _LENGTH.size - len(header), 1)

@@ -81,13 +81,11 @@ class Introduction:
 
 
 def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the values that are fields of a dataclass."""
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 
 
 def introduce(meeting: Meeting, introduction: Introduction) -> list[Introduction]:
-    """Publishes this endpoint's introduction and returns those of all, in order."""
     texts = meeting.exchange(json.dumps(asdict(introduction)))
     return [Introduction.parse(text) for text in texts]
 
@@ -230,9 +228,6 @@ def agree_datagram(
     """Agrees on the largest datagram that every endpoint can send; collective.
 
     An endpoint can send what it is configured for, or else what its routes to the others take.
-
-    Returns:
-        The size in bytes.
 
     Raises:
         ConfigError: This endpoint's routes do not take what it is configured for.

@@ -20,9 +20,6 @@ def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) 
 
     The call is collective: all ranks agree whether they reuse their engines or open new ones.
 
-    Returns:
-        The engine.
-
     Raises:
         ConfigError: The open engine runs with other transport settings and is in use; or what
             `open_engine` raises.
@@ -53,7 +50,6 @@ def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) 
 
 
 def _take(meeting: Meeting, identity: str, group: str, settings: Settings) -> SharedEngine | None:
-    """Returns the engine that this rank could reuse, with one more user; None if there is none."""
     with registry.lock:
         engine = _find(identity, group, meeting.endpoint, meeting.workers)
     if engine is not None and engine.settings.transport() != settings.transport():
@@ -72,7 +68,6 @@ def _take(meeting: Meeting, identity: str, group: str, settings: Settings) -> Sh
 
 
 def _all_alike(meeting: Meeting, engine: SharedEngine | None) -> bool:
-    """Returns whether all ranks would reuse the same engine, or all have none."""
     own = str(0 if engine is None else engine.session)
     if all(session == own for session in meeting.exchange(own)):
         return True

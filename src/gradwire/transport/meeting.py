@@ -37,11 +37,7 @@ FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the endpoints in errors: workers by their rank in the job, servers by index.
-
-    Attributes:
-        ranks: The workers' ranks in the job.
-    """
+    """The names of the endpoints in errors: workers by their rank in the job, servers by index."""
 
     ranks: tuple[int, ...]
 
@@ -68,8 +64,6 @@ class Outcome:
 
     Attributes:
         why: The failure; "" where there is none.
-        at_fault: The endpoints at fault.
-        texts: The texts of all endpoints, in order; none after a failure.
     """
 
     why: str = ""
@@ -95,7 +89,6 @@ class Patience:
     """How long an endpoint waits in an exchange, and what else ends the wait.
 
     Attributes:
-        seconds: The time-out in seconds.
         origin: What sets it, for errors.
         check: Is called between two looks into the store; what it raises ends the exchange.
     """
@@ -167,7 +160,6 @@ class Meeting:
 
     @property
     def endpoints(self) -> int:
-        """The number of workers and servers together."""
         return self.workers + self.servers
 
     @property
@@ -281,11 +273,7 @@ class Meeting:
     # ------------------------------------------------------------------ how they find each other
 
     def _enter(self, wait: Wait) -> None:
-        """Begins the meeting on endpoint 0; on another, waits until endpoint 0 answers it.
-
-        Raises:
-            RendezvousError: Endpoint 0 does not come in time, or counts the endpoints otherwise.
-        """
+        """Begins the meeting on endpoint 0; on another, waits until endpoint 0 answers it."""
         if self._opening:
             return
         counts = f"{self.workers} {self.servers}"
@@ -391,7 +379,6 @@ class Meeting:
         return outcome
 
     def _incomplete(self, timeout_s: float, origin: str) -> Outcome:
-        """Makes the outcome of an exchange for which this endpoint waited too long."""
         absent = self._absent() or [0]
         return Outcome(
             f"{self.describe(absent)} did not join within {timeout_s:g} s "
@@ -477,7 +464,6 @@ class Wait:
 
     @property
     def limit(self) -> tuple[float, str]:
-        """The time-out in seconds, and what sets it."""
         return self._patience.seconds, self._patience.origin
 
     def over(self) -> bool:

@@ -36,14 +36,7 @@ CODED, TIMES = 1 << 16, 5
 
 
 def load_engine() -> Any:
-    """Imports `gradwire._engine`.
-
-    Returns:
-        The module.
-
-    Raises:
-        EngineMissingError: It cannot be imported; the error says how to build it.
-    """
+    """Imports `gradwire._engine`."""
     try:
         from gradwire import _engine
     except ImportError as error:
@@ -55,11 +48,7 @@ def load_engine() -> Any:
 
 
 def seconds_to_code(clock: Callable[[], float]) -> float:
-    """Measures the seconds that the processor takes to encode and decode one element as int8.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
+    """Measures the seconds that the processor takes to encode and decode one element as int8."""
     plan = native_plan(TransferPlan(CODED, (Region(0, CODED, 0.0),), encoding="int8"))
     values, engine = np.ones(CODED, np.float32), load_engine()
     taken = []
@@ -97,7 +86,6 @@ class ChunkGrid:
 
     @functools.cached_property
     def rising(self) -> NDArray[np.intp]:
-        """The chunks in the order of their elements."""
         return np.argsort(self.offsets, kind="stable")
 
     @functools.cached_property
@@ -142,13 +130,7 @@ class ChunkGrid:
         begin: int,
         factor: float,
     ) -> None:
-        """Writes what `source` holds of some chunks into `values`, in place.
-
-        Args:
-            values: float32, one value per element.
-            source: float32, values of the elements from `begin` on.
-            begin: The first element of `source`.
-        """
+        """Writes what `source` holds of some chunks into `values`, in place."""
         load_engine().write_chunks(
             values, self.offsets[chunks], self.lengths[chunks], source, begin, factor
         )
@@ -198,7 +180,6 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
 
 
 def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]) -> TransferReport:
-    """Makes the report of a transfer that went well."""
     return TransferReport(
         op=completion.op,
         step=completion.step,

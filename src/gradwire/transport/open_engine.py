@@ -46,13 +46,7 @@ MOST_NAMED = 16
 
 
 class OpenEngine:
-    """An engine that has reached all its peers, for communicators and `gradwire server`.
-
-    Attributes:
-        session: The session tag of its packets.
-        datagram: The agreed size of datagrams in bytes.
-        meeting: The meeting of its endpoints.
-    """
+    """An engine that has reached all its peers, for communicators and `gradwire server`."""
 
     def __init__(
         self, engine: _engine.Engine, session: int, datagram: int, meeting: Meeting
@@ -79,9 +73,6 @@ def meet_servers(
     Args:
         endpoint: This endpoint's number: workers by rank, then servers.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
-
-    Returns:
-        The meeting.
     """
     return Meeting(
         base_store(store),
@@ -96,9 +87,6 @@ def meet_servers(
 
 def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngine:
     """Meets the other endpoints, opens the engine and connects it; collective.
-
-    Returns:
-        The engine, connected to all its peers.
 
     Raises:
         ConfigError: An address or port cannot be used.
@@ -244,7 +232,6 @@ class Hearing:
         heard: Those of which any packet arrived.
         refusal: Why the kernel refused its datagrams; "" where it did not.
         failure: Why its engine failed; "" where it has not.
-        setup: Its line for the log.
     """
 
     peers: list[int]

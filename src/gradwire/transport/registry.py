@@ -51,7 +51,6 @@ def drop_unused(engine: SharedEngine) -> bool:
 
 
 def drop(engine: SharedEngine) -> None:
-    """Closes an engine, whoever uses it."""
     with lock:
         known = engine in open_engines
         if known:

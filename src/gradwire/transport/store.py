@@ -199,11 +199,7 @@ def base_store(store: Any) -> Any:
 
 
 def identity_of(store: Any, timeout_s: float) -> str:
-    """Returns an identifier of the store under all prefixes, the same for all its users.
-
-    Raises:
-        RendezvousError: The store does not answer within so many seconds, or is gone.
-    """
+    """Returns an identifier of the store under all prefixes, the same for all its users."""
     with store_errors():
         base = BoundedStore(base_store(store), timeout_s)
         return base.compare_set("gradwire/identity", "", secrets.token_hex(8)).decode()

@@ -70,7 +70,6 @@ def top(
 
 
 def _serve(watched: Watched, interval: float, port: int) -> None:
-    """Serves the page of a job until Ctrl-C."""
     from gradwire.watch.web import PageServer
 
     try:
@@ -87,7 +86,6 @@ def _serve(watched: Watched, interval: float, port: int) -> None:
 
 
 def _follow(watched: Watched, once: bool, in_json: bool, interval: float) -> str:
-    """Looks and shows until the job has ended, or once; returns how the job is."""
     console = Console(highlight=False, soft_wrap=True)
     utf = "utf" in console.encoding.lower()
     full = console.is_terminal and not (once or in_json)

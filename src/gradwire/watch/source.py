@@ -33,7 +33,6 @@ class Process:
 
     Attributes:
         address: Where it offers its state.
-        now: Its last answer.
         before: The answer before that, for rates; None until there are two.
         steps: The last steps of each of its attachments, by the attachment's id.
         heard: When it answered last, in seconds of the monotonic clock.
@@ -55,7 +54,6 @@ class Process:
         return {each["id"]: each["noted"] for each in self.now.get("attachments", ())}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Takes an answer."""
         self.before, self.now = self.now or None, state
         self.heard = time.monotonic()
         for each in state["attachments"]:
@@ -67,12 +65,7 @@ class Process:
 class Watched:
     """The processes of one job on this host.
 
-    Args:
-        job: The job.
-        steps: How many of the last steps are kept.
-
     Attributes:
-        job: The job.
         processes: Its processes, those that have ended included.
     """
 

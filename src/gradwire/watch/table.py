@@ -25,8 +25,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-        head: Its head.
-        text: Returns the text of a row.
         worth: What it is worth where the terminal is narrow; those worth least go first.
         left: Whether it is aligned to the left.
     """
@@ -38,14 +36,7 @@ class Column:
 
 
 def draw(picture: dict[str, Any], width: int, height: int | None, utf: bool) -> Text:
-    """Returns the figures as text.
-
-    Args:
-        picture: The figures.
-        width: Characters of a line.
-        height: Lines that there are; None for any number.
-        utf: Whether the terminal shows more than ASCII.
-    """
+    """Returns the figures as text."""
     top = [*_head(picture, width), *_lines(picture, width, utf)]
     workers = _table(_WORKERS, picture["workers"], width, _worker_mark)
     room = None if height is None else max(0, height - len(top) - len(workers) - 3)

@@ -29,16 +29,7 @@ POLICY = (
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page and its figures.
-
-    Args:
-        watched: The job.
-        interval: Seconds between two looks at the job, at least.
-        port: The port on 127.0.0.1; 0 for any free one.
-
-    Attributes:
-        url: The address of the page.
-    """
+    """Serves the page and its figures."""
 
     daemon_threads = True
 

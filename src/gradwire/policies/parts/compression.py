@@ -89,11 +89,9 @@ class CompressionRatio:
             self.ratio = min(1.0, self.ratio + GROW)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the ratio, whether it still doubles, and the ratio of the next flag's step."""
         return {"ratio": self.ratio, "ramping": self.ramping, "judged": self._judged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = State(state, "state['phases']['ladder']")
         read.keys(("ratio", "ramping", "judged"))
         ratio = max(self.floor, read.number("ratio", FLOOR, 1.0))

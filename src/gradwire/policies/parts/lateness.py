@@ -46,7 +46,6 @@ class PushHistory:
     """The last push times by the share of float32's bytes that was sent, and by bucket.
 
     Attributes:
-        path: The path's estimates.
         pushes: Push times in seconds, by share and bucket.
     """
 
@@ -74,7 +73,6 @@ class PushHistory:
         return min(high + margin, LONGEST_S)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the times and the path's estimates."""
         return {
             "pushes": {
                 repr(share): {bucket: list(times) for bucket, times in known.items()}
@@ -84,7 +82,6 @@ class PushHistory:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = State(state, "state['phases']['pushes']")
         read.keys(("pushes", "path"))
         path = read.values["path"]

@@ -60,14 +60,8 @@ class PhaseDetector:
         every: Steps between two decisions, or "epoch" for one per epoch (`attachment.epoch(n)`).
         source: Input of the detector, "ours" or "paper".
 
-    Raises:
-        ConfigError: An argument is not as above.
-
     Attributes:
-        phase: The phase of the next step.
         steps: Number of steps observed.
-        critical_steps: Number of them that were critical.
-        looks: Number of times that the norm was evaluated.
         fired: Number of times that a change of the norm, or another cause, made the phase critical.
     """
 
@@ -218,13 +212,11 @@ class LayerDetector(PhaseDetector):
         self._vote: Phase | None = None
 
     def phase_of(self, layer: str) -> Phase:
-        """Returns the phase of the next step for one layer."""
         if self._vote is not None:
             return self._vote
         return "tolerant" if layer in self._tolerant_layers else "critical"
 
     def observe(self, summary: Summary) -> None:
-        """Takes the summary of the step just completed and decides the phases of the next."""
         self.steps += 1
         if self._vote is not None or not self._norms:
             self.critical_steps += self.phase == "critical"
@@ -314,19 +306,7 @@ class RateWatch:
 
 
 def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
-    """Makes the detector of an input.
-
-    Args:
-        eta: Relative change of the norm that makes a phase critical, above 0.
-        every: Steps between two decisions, or "epoch".
-        source: The input, "ours", "paper" or "layers".
-
-    Returns:
-        The detector.
-
-    Raises:
-        ConfigError: An argument is not as above.
-    """
+    """Makes the detector of an input."""
     check_choice("detector", source, DETECTORS)
     if source == "layers":
         return LayerDetector(eta, every)

@@ -153,16 +153,7 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
 def check_priority(
     priority: object, allowed: tuple[str, ...], control: str, order: str | None, pull: str | None
 ) -> None:
-    """Checks a priority beside the other options.
-
-    Args:
-        control: The option `control`.
-        order: The option `order`.
-        pull: The option `pull`.
-
-    Raises:
-        ConfigError: The priority is not allowed, or does not go with another option.
-    """
+    """Checks a priority beside the other options."""
     check_choice("priority", priority, allowed)
     if priority == "none":
         return

@@ -23,21 +23,7 @@ _MEANT = {"stream": ("shuffled", "exact"), "probe": ("sequential", "lossy")}
 def bounded_options(
     control: str, spend: str, fill: str, order: str | None, pull: str | None
 ) -> dict[str, Any]:
-    """Returns the fields of a plan that closes by its bound.
-
-    Args:
-        control: "stream" or "probe".
-        spend: Which missing chunks may be given up.
-        fill: How missing contributions are filled.
-        order: Order of the chunks; None for the control's own.
-        pull: How results come back; None for the control's own.
-
-    Returns:
-        Fields of `TransferPlan`.
-
-    Raises:
-        ConfigError: A value is not allowed; the error names the option and the value.
-    """
+    """Returns the fields of a plan that closes by its bound."""
     check_choice("control", control, CONTROLS)
     check_choice("spend", spend, SPENDS)
     check_choice("fill", fill, FILLS)

@@ -28,7 +28,6 @@ class PathEstimate:
 
     @staticmethod
     def read(state: State) -> PathEstimate:
-        """Reads the fields of a saved one; raises ConfigError."""
         state.keys(("rtprop_s", "btlbw"))
 
         def above_0(key: str) -> float:
@@ -37,7 +36,6 @@ class PathEstimate:
         return PathEstimate(state.optional("rtprop_s", above_0), state.optional("btlbw", above_0))
 
     def observe(self, summary: Summary) -> None:
-        """Takes the estimates that this step's summary holds."""
         if summary.rtprop_s is not None:
             self.rtprop_s = summary.rtprop_s
         if summary.btlbw is not None:
@@ -86,13 +84,11 @@ class BestPushes:
     best: dict[int, float] = field(default_factory=dict)
 
     def observe(self, summary: Summary) -> None:
-        """Takes the push times of the step before."""
         for bucket, push in enumerate(summary.pushes):
             if 0.0 < push < math.inf:
                 self.best[bucket] = min(push, self.best.get(bucket, math.inf))
 
     def take(self) -> dict[int, float]:
-        """Returns the shortest times by bucket, and starts anew."""
         taken, self.best = self.best, {}
         return taken
 
@@ -103,14 +99,12 @@ class MovingAverages:
 
     Attributes:
         weight: Weight of the newest value.
-        means: The averages by bucket.
     """
 
     weight: float
     means: dict[int, float] = field(default_factory=dict)
 
     def observe(self, values: Mapping[int, float]) -> None:
-        """Takes one value for each of some buckets."""
         means = dict(self.means)
         for bucket, value in values.items():
             mean = means.get(bucket, value)

@@ -94,7 +94,6 @@ class Trials:
         times: Seconds of the last steps in the encoding in use.
         tried: Seconds of the steps of the trial.
         promised: Seconds that they were to take.
-        spent: The number of its steps.
         credits: By encoding, the gains that it promised since it was last tried, in steps.
         costs: By encoding, the seconds that a step takes beyond what was promised.
         allowance: Number of steps that may be on trials that are lost.
@@ -125,7 +124,6 @@ class Trials:
 
     @property
     def encoding(self) -> Encoding:
-        """The encoding of the next step."""
         return self.encodings[self.running]
 
     def observe(self, report: StepReport) -> None:
@@ -224,7 +222,6 @@ class Trials:
         self.running, self.times = self.current, []
 
     def _take(self, seconds: float) -> None:
-        """Takes the time of a step in the encoding in use."""
         self.times = [*self.times, seconds][-KEPT - NEWEST :]
         before, newest = self.times[:-NEWEST], self.times[-NEWEST:]
         if not before:

@@ -48,11 +48,6 @@ class Books:
     These are the parts that did not count (`gradwire.training.feedback.residuals`), the momentum
     that a worker keeps (`gradwire.training.feedback.velocity`), and the magnitudes of results
     (`gradwire.training.feedback.result_sizes`).
-
-    Attributes:
-        communicator: The communicator.
-        policy: The policy.
-        settings: The settings.
     """
 
     communicator: Communicator
@@ -142,9 +137,6 @@ class Books:
         Args:
             host: float32, what will be sent.
             finite: Whether the fresh gradient is finite.
-
-        Returns:
-            uint32, the chunks' ids; None for none.
         """
         grid = self.communicator.chunk_grid(transfer.plan)
         parts = [self._ages.due(transfer.slots, grid)]
@@ -197,7 +189,6 @@ class Books:
         result: NDArray[np.float32],
         grad_scale: float,
     ) -> None:
-        """Keeps the magnitudes of a bucket's result, if the policy uses them."""
         if self._magnitudes is not None and self._selects:
             grid = self.communicator.chunk_grid(transfer.applied_plan)
             self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
@@ -299,9 +290,6 @@ class Books:
                 known.
             strict: Whether values of other parameters are an error; else they are dropped with a
                 warning.
-
-        Raises:
-            ConfigError: The state is damaged, or does not fit the model or the settings.
         """
         books: dict[str, FlatBook | ChunkBook] = {
             "residuals": self._residuals or ResidualBook(),

@@ -70,11 +70,7 @@ class ChunkBook:
         }
 
     def load_state_dict(self, state: Mapping[str, Values]) -> None:
-        """Replaces the values by those that `state_dict` returned.
-
-        Raises:
-            ConfigError: Shapes or values are not allowed.
-        """
+        """Replaces the values by those that `state_dict` returned."""
         loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, Values]] = {}
         for name, each in state.items():
             runs = np.asarray(each)
@@ -159,7 +155,6 @@ class ChunkBook:
 
 
 def _runs(values: Values) -> Values:
-    """Returns (elements, value) of each run of equal values, of shape [runs, 2]."""
     starts = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
     lengths = np.diff(np.append(starts, len(values)))
     return np.stack([lengths, values[starts]], axis=1)

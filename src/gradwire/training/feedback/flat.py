@@ -57,11 +57,7 @@ class FlatBook:
         return {name: values.copy() for name, values in self._by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:
-        """Restores what `state_dict` returned.
-
-        Raises:
-            ConfigError: Values are no finite floats, or not in one dimension.
-        """
+        """Restores what `state_dict` returned."""
         read: dict[str, FlatArray] = {}
         for name, values in state.items():
             array = np.asarray(values)
@@ -86,11 +82,7 @@ class FlatBook:
         self._by_name = read
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
-        """Returns the flat array of a bucket; gathers a new one from its parameters.
-
-        Raises:
-            ConfigError: A parameter has another size than its restored values.
-        """
+        """Returns the flat array of a bucket; gathers a new one from its parameters."""
         flat = self._flat.get(slots)
         if flat is not None:
             return flat

@@ -60,11 +60,7 @@ def is_of_adams_family(optimizer: object | None) -> bool:
 
 
 class FirstMoments:
-    """The first moments of a module's optimizers, in the order of buckets.
-
-    Args:
-        optimizers: The optimizers, at most one of which holds each parameter.
-    """
+    """The first moments of a module's optimizers, in the order of buckets."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
@@ -84,8 +80,6 @@ class FirstMoments:
         Parameters with which their optimizer has not stepped keep zeros.
 
         Args:
-            parameters: The bucket's parameters, in order, empty ones included.
-            result: float32, one value per element.
             missing: bool for each chunk of the grid.
             scale: What gradients are multiplied by (a loss scaler's).
         """

@@ -19,8 +19,6 @@ class Bucket:
     """A bucket that steps have carried.
 
     Attributes:
-        keys: The keys of its tensors.
-        last: The last step that carried it.
         gap: How many steps lay between the last two that did; 0 where there was one.
     """
 
@@ -30,11 +28,7 @@ class Bucket:
 
 
 class Owing:
-    """Knows which tensors something may be owed of, and when they should come again.
-
-    Attributes:
-        keys: The keys of all such tensors.
-    """
+    """Knows which tensors something may be owed of, and when they should come again."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self.keys = set(keys)

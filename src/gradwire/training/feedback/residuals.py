@@ -82,7 +82,6 @@ class ResidualBook(FlatBook):
             self._clean.discard(slots)
 
     def mark_changed(self, keys: Collection[str]) -> None:
-        """Notes that values of these parameters may no longer be zero."""
         with self._mutex:
             self._clean -= {each for each in self._clean if any(slot.key in keys for slot in each)}
 

@@ -21,11 +21,7 @@ __all__ = ["VelocityBook"]
 
 
 class VelocityBook(FlatBook):
-    """The velocities of one rank by parameter name.
-
-    Attributes:
-        momentum: The momentum as a float32.
-    """
+    """The velocities of one rank by parameter name."""
 
     kind = "velocity"
 

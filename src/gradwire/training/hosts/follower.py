@@ -58,7 +58,6 @@ class Follower(SharingPipeline):
         )
 
     def close(self) -> None:
-        """Ends the connections (`SharingPipeline.close`)."""
         super().close()
         self._pool.stop(0.0)
 
@@ -136,7 +135,6 @@ class Follower(SharingPipeline):
         self._hand_back(handed)
 
     def _end_step(self, end: End) -> None:
-        """Takes over the leader's report and state of a step that has ended."""
         report = replace(end.report, rank=self._seat.rank)
         self.policy.observe(report)
         if self._loss_watch is not None:

@@ -116,7 +116,6 @@ class Leader(SharingPipeline):
         return [f"rank {rank} in {self._module}" for rank in known if rank in ranks]
 
     def _gather_shards(self, handed: Handed) -> None:
-        """Waits until the followers have summed their shards."""
         ranks = len(self._seat.ranks)
         helpers = {p for p in self._followers if has_shard(handed.elements, ranks, p)}
 

@@ -44,7 +44,6 @@ class RowReady:
 
     Attributes:
         bucket: Number of the bucket, counted since the ranks met.
-        elements: Its elements.
         ballot: With a step's first bucket, the follower's ballot; else None.
     """
 
@@ -77,7 +76,6 @@ class End:
     """How a step ended.
 
     Attributes:
-        report: The leader's report.
         skipped: Whether the optimizer must skip the step.
         owners: The optimizers of its parameters where a loss scaler may skip it, else none.
         overflowed: Those of whose parameters a result is not finite.
@@ -98,7 +96,6 @@ class Result:
     """The result of a bucket is in the memory.
 
     Attributes:
-        bucket: Number of the bucket.
         end: How the step ended, with the result that was held back until then; else None.
     """
 
@@ -113,9 +110,7 @@ class Failed:
     It holds no exception, since not every one can be pickled.
 
     Attributes:
-        text: The text of the error.
         rank: As in TransferError; the same holds for step and cause.
-        step: The training step.
         cause: The kind of failure; "" where the error is no TransferError.
     """
 

@@ -25,11 +25,9 @@ class Rows:
 
     @staticmethod
     def make(ranks: int, elements: int) -> int:
-        """Makes the memory of a bucket; returns its file descriptor."""
         return memory_of_rows(ranks + 1, elements)
 
     def of(self, place: int) -> NDArray[np.float32]:
-        """The gradient of the rank at a place of the host."""
         row: NDArray[np.float32] = self._rows[place]
         return row
 
@@ -58,6 +56,5 @@ def has_shard(elements: int, ranks: int, place: int) -> bool:
 
 
 def shard(elements: int, ranks: int, place: int) -> tuple[int, int]:
-    """Returns where the part of a bucket that a rank sums begins and ends."""
     workers = max(1, min(ranks, elements // LEAST_SHARD))
     return elements * min(place, workers) // workers, elements * min(place + 1, workers) // workers

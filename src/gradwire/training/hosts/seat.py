@@ -131,11 +131,7 @@ def _link(
     own: tuple[int, ...],
     settings: Settings,
 ) -> HostLink:
-    """Connects this rank within its host, whose first rank leads it, and tries shared memory.
-
-    Raises:
-        _TroubleError: It cannot be.
-    """
+    """Connects this rank within its host, whose first rank leads it, and tries shared memory."""
     here, timeout_s = meeting.endpoint, settings.rendezvous_timeout
     leads = here == own[0]
 
@@ -183,11 +179,7 @@ def _check_present(
 
 
 def _refuse(meeting: Meeting, settings: Settings, troubles: dict[int, str]) -> None:
-    """Raises, or logs on one rank, that ranks of a host cannot sum among themselves.
-
-    Args:
-        troubles: Why, by rank.
-    """
+    """Raises, or logs on one rank, that ranks of a host cannot sum among themselves."""
     causes = {rank: text for rank, text in troubles.items() if text != IN_VAIN} or troubles
     named = "; ".join(f"{meeting.describe([rank])} {text}" for rank, text in causes.items())
     if settings.hosts is True:
@@ -212,8 +204,5 @@ def share_number(meeting: Meeting, number: int) -> int:
 
     Args:
         number: What a leader's communicator has taken.
-
-    Raises:
-        RendezvousError: A rank has failed; the error names it.
     """
     return int(meeting.exchange(str(number), OPENINGS * meeting.timeout_s)[0])

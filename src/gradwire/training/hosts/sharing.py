@@ -42,8 +42,6 @@ class Handed:
     Attributes:
         number: Its number, counted since the ranks met.
         position: How many buckets of the step came before it.
-        bucket: The bucket.
-        stage: Its way to host memory and back.
         joined: Whether this rank has joined (`DistributedDataParallel.join`).
         ballot: With a step's first bucket, a follower's ballot; else None.
         rows: Its shared memory; None while it has none.
@@ -103,7 +101,6 @@ class SharingPipeline(GradientPipeline):
         others: Sequence[Ballot] = (),
         at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
-        """Averages one bucket of DDP over all ranks (`GradientPipeline.reduce`)."""
         stopped = self.failures.stopped()
         if stopped is not None:
             return self._refuse(bucket, stopped)
@@ -122,11 +119,9 @@ class SharingPipeline(GradientPipeline):
     def reduce_among_workers(
         self, bucket: Bucket, *, joined: bool, others: Sequence[Ballot]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Averages the sum of this host over the hosts."""
         return super().reduce(bucket, joined=joined, others=others)
 
     def wait(self, *, but: int = 0) -> None:
-        """Waits for results of the running step (`GradientPipeline.wait`)."""
         try:
             for handed in self._step_buckets[: max(0, len(self._step_buckets) - but)]:
                 handed.stage.delivered.wait()
@@ -135,7 +130,6 @@ class SharingPipeline(GradientPipeline):
             raise
 
     def close(self) -> None:
-        """Closes the report file, the engine, and the connections within the host. Idempotent."""
         if self._let_go.detach() is None:
             return
         detached = TransferError("the attachment is detached", cause="closed")
@@ -207,9 +201,6 @@ class SharingPipeline(GradientPipeline):
         Args:
             missing: Returns the places from which something is still to come.
             what: What is to come, as text with "{}" for the ranks from which it is.
-
-        Raises:
-            TransferError: It has not within the time-out, or the host has failed.
         """
         begun = time.monotonic()
         deadline, warn_at = begun + self.communicator.timeout_s, begun + engines.FIRST_WARNING_S
@@ -232,7 +223,6 @@ class SharingPipeline(GradientPipeline):
             raise self._stopped
 
     def _late(self, handed: Handed, places: Collection[int], what: str) -> TransferError:
-        """Makes the error of a wait for the ranks at these places; for the rest see `_wait_for`."""
         return TransferError(
             f"rank {self._seat.rank}, step {self.step}, bucket {handed.bucket.index}: "
             f"{self._absence(places, what)} ({self.communicator.timeout_text})",
@@ -260,7 +250,6 @@ class SharingPipeline(GradientPipeline):
     # ------------------------------------------------------------------ failures
 
     def _take(self, place: int, message: Any, memory: int | None) -> None:
-        """Takes a message from the rank at a place of the host."""
         try:
             self._handle(place, message, memory)
         except Exception as error:
@@ -271,7 +260,6 @@ class SharingPipeline(GradientPipeline):
         """Does what a message asks for."""
 
     def _gone(self, place: int) -> None:
-        """Notes that the rank at a place of the host has ended or has detached the module."""
         rank = self._seat.ranks[place]
         leads = ", which leads this host," if place == 0 else " of this host"
         self._stop(
@@ -284,7 +272,6 @@ class SharingPipeline(GradientPipeline):
         )
 
     def fail(self, error: BaseException) -> None:
-        """Stops this pipeline, and those of the other ranks (`GradientPipeline.fail`)."""
         self._stop(error, in_step=True)
 
     def _stop(self, error: BaseException, *, notify: bool = True, in_step: bool = False) -> None:
@@ -293,7 +280,6 @@ class SharingPipeline(GradientPipeline):
         Only the first call does anything.
 
         Args:
-            error: Why.
             notify: Whether the other ranks of the host are to stop for the same reason.
             in_step: Whether a step fails by it, also where no bucket is without a result.
         """
