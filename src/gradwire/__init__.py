@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from gradwire.core.transfer_report import TransferReport
     from gradwire.training.attach import Attachment, attach
     from gradwire.training.hook import HookState, comm_hook
-    from gradwire.transport.communicator import Communicator, Handle
+    from gradwire.transport.communicator import Communicator
+    from gradwire.transport.transfer import Handle
 
 # Each public name with its module, which loads on first use, so that `gradwire --version` and the
 # other light commands do not wait for torch.
@@ -24,7 +25,7 @@ _PUBLIC = {
     "Communicator": "gradwire.transport.communicator",
     "ConfigError": "gradwire.core.errors",
     "GradwireError": "gradwire.core.errors",
-    "Handle": "gradwire.transport.communicator",
+    "Handle": "gradwire.transport.transfer",
     "HookState": "gradwire.training.hook",
     "RendezvousError": "gradwire.core.errors",
     "Settings": "gradwire.core.settings",

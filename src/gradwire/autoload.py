@@ -6,8 +6,6 @@ An installation that cannot register is warned of instead.
 
 import warnings
 
-__all__ = ["register"]
-
 
 def register() -> None:
     """Registers the backend "gradwire" with torch.distributed; warns where that fails."""

@@ -32,8 +32,6 @@ from gradwire.core.settings import Settings
 if TYPE_CHECKING:
     from gradwire.transport.open_engine import OpenEngine
 
-__all__ = ["app", "serve"]
-
 app = typer.Typer(add_completion=False)
 
 RETRY_S = 0.2

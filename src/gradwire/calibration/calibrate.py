@@ -20,8 +20,6 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.names import named_parameters
 from gradwire.policies.plot import Calibration
 
-__all__ = ["calibrate", "check_subject"]
-
 LARGEST = 1 << 62
 """The largest whole number that a setting may be."""
 

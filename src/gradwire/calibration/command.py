@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from gradwire.calibration.search import LossFunction
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -23,8 +23,6 @@ import torch
 from gradwire.core.errors import ConfigError
 from gradwire.policies.parts.fragile import is_fragile
 
-__all__ = ["CANDIDATES", "LayerSearch", "LossFunction"]
-
 CANDIDATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6)
 """The bounds that are tried; a layer that bears none of them gets 0."""
 

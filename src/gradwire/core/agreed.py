@@ -14,18 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = [
-    "GAUGES",
-    "LAST_EPOCH",
-    "PHASES",
-    "Ballot",
-    "Pace",
-    "Phase",
-    "Summary",
-    "nonfinite",
-    "scales_differ",
-]
-
 Phase = Literal["critical", "tolerant"]
 PHASES = ("critical", "tolerant")
 

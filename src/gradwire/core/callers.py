@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-__all__ = ["user_level"]
-
 INSIDE = ("gradwire", "torch", "threading")
 """Packages between a user's line and the warning."""
 

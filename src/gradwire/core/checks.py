@@ -13,8 +13,6 @@ from typing import TypeGuard
 
 from gradwire.core.errors import ConfigError
 
-__all__ = ["SMALLEST_BOUND", "check_bound", "check_share", "is_number", "is_whole", "plain"]
-
 SMALLEST_BOUND = 1e-9
 """The smallest bound beside 0.
 

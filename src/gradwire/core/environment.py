@@ -14,18 +14,6 @@ from typing import Literal
 from gradwire.core.checks import is_whole, plain
 from gradwire.core.errors import ConfigError, suggestion
 
-__all__ = [
-    "EXPORT",
-    "PORT",
-    "PREFIX",
-    "check_environment",
-    "from_environment",
-    "ports_of",
-    "read_exports",
-    "read_ports",
-    "service_links",
-]
-
 log = logging.getLogger("gradwire")
 
 PREFIX = "GRADWIRE_"

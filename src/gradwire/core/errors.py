@@ -9,16 +9,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal
 
-__all__ = [
-    "Cause",
-    "ConfigError",
-    "EngineMissingError",
-    "GradwireError",
-    "RendezvousError",
-    "TransferError",
-    "suggestion",
-]
-
 Cause = Literal[
     "bound", "closed", "engine", "left", "memory", "mtu", "plan", "silence", "timeout", "version"
 ]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-__all__ = ["HashedTuple"]
-
 Item = TypeVar("Item")
 
 

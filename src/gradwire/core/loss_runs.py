@@ -8,8 +8,6 @@ refuses them (the engine's own check is `proto/base/loss_runs.h`).
 
 from __future__ import annotations
 
-__all__ = ["runs_possible", "shortest_run"]
-
 ROUNDING = 1e-9
 
 

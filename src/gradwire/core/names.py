@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["WRAPPED", "named_parameters", "plain_name", "ranks_as_text", "some_of"]
-
 MOST_NAMED = 3
 """How many of several names a text has at most."""
 MOST_RANKS = 8

@@ -15,32 +15,6 @@ from gradwire.core.checks import check_share, is_number, is_whole
 from gradwire.core.errors import ConfigError
 from gradwire.core.regions import Region, Regions
 
-__all__ = [
-    "BY_BOUND",
-    "CLOCKS",
-    "CONTROLS",
-    "ENCODINGS",
-    "FILLS",
-    "LARGEST_DATAGRAM",
-    "ORDERS",
-    "PRIORITY_CLASSES",
-    "PULLS",
-    "REMEMBERED",
-    "SCOPES",
-    "SMALLEST_DATAGRAM",
-    "SPENDS",
-    "TOPK_SHARE",
-    "TRANSFORMS",
-    "CloseStep",
-    "TransferPlan",
-    "check_choice",
-    "check_class_dscp",
-    "check_control",
-    "check_kept",
-    "encoded_share",
-    "mix_seed",
-]
-
 SPENDS = ("nothing", "late", "lost", "anything")
 FILLS = ("zero", "mean", "momentum")
 ORDERS = ("shuffled", "sequential", "priority")

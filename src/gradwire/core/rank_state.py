@@ -14,8 +14,6 @@ from typing import Any
 from gradwire.core.checks import is_whole, plain
 from gradwire.core.errors import ConfigError
 
-__all__ = ["of_rank", "read_rank"]
-
 RANKS = "ranks"
 _ENTRY = re.compile(r"rank (\d+) of (\d+)")
 

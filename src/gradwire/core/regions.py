@@ -10,8 +10,6 @@ from gradwire.core.checks import check_share
 from gradwire.core.errors import ConfigError
 from gradwire.core.hashed import HashedTuple
 
-__all__ = ["Region", "Regions", "TensorSlot"]
-
 
 @dataclass(frozen=True)
 class TensorSlot:

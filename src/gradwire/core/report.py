@@ -24,8 +24,6 @@ from gradwire.core.slowest import SlowestBucket
 from gradwire.core.transfer_report import TransferReport
 from gradwire.core.words import count, seconds, share
 
-__all__ = ["FORMAT", "RegionReport", "ReportWriter", "StepReport", "build_report", "finite"]
-
 FORMAT = 2
 """The format of the lines of a report file, which they name; format 1 named none."""
 

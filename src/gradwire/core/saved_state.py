@@ -14,8 +14,6 @@ from typing import Any
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError
 
-__all__ = ["State", "unchanged_on_error"]
-
 LARGEST_WHOLE = 1 << 62
 
 

@@ -28,11 +28,6 @@ from gradwire.core.environment import (
 from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
-__all__ = [
-    "Settings",
-    "setting_names",
-]
-
 log = logging.getLogger("gradwire")
 
 

@@ -9,8 +9,6 @@ from gradwire.core.plan import TransferPlan
 from gradwire.core.regions import TensorSlot
 from gradwire.core.transfer_report import TransferReport
 
-__all__ = ["SlowestBucket"]
-
 
 @dataclass(frozen=True)
 class SlowestBucket:

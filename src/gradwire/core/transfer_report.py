@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from gradwire.core.waits import NOTHING, Waits
 
-__all__ = ["TransferReport"]
-
 
 @dataclass(frozen=True)
 class TransferReport:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "Most", "Waits"]
-
 
 class Most(NamedTuple):
     """The largest value of some kind, and the endpoint that it belongs to.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["count", "seconds", "share"]
-
 
 def seconds(value: float) -> str:
     """Returns a duration with its unit; "–" for NaN."""

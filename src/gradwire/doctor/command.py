@@ -15,8 +15,6 @@ from gradwire.doctor.host import check_host
 from gradwire.doctor.job import examine
 from gradwire.doctor.place import Place, beside_others, place_of_environment
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

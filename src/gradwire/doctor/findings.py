@@ -11,8 +11,6 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["Finding", "Level", "as_json", "exit_status", "lines", "summary", "worst", "wrapped"]
-
 Level = Literal["ok", "warning", "problem"]
 """A job runs well (ok), runs with a handicap (warning), or does not run (problem)."""
 

@@ -33,17 +33,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "HELLO",
-    "WELCOME",
-    "Greeted",
-    "Greeting",
-    "Listener",
-    "SocketAddress",
-    "greet",
-    "parse",
-]
-
 LAYOUT = struct.Struct("!4sBBxxQQIxxxx")
 MAGIC, VERSION = b"gwdr", 2
 HELLO, WELCOME = 1, 2

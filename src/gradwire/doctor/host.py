@@ -38,8 +38,6 @@ from gradwire.transport.addresses import (
 )
 from gradwire.transport.native import load_engine
 
-__all__ = ["Host", "check_host", "environment_settings", "versions"]
-
 FEWEST_CPUS = 2
 """One for the engine's thread, one for training."""
 

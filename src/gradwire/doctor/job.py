@@ -38,8 +38,6 @@ from gradwire.transport.introductions import (
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.store import BoundedStore, Store
 
-__all__ = ["Examined", "examine"]
-
 LEAVE_S = 5.0
 """How long rank 0, whose process may host the store, waits for the others at the end."""
 

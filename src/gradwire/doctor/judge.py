@@ -8,8 +8,6 @@ from gradwire.core.plan import SMALLEST_DATAGRAM
 from gradwire.doctor.findings import Finding
 from gradwire.doctor.measure import Measurement, Way
 
-__all__ = ["accept", "path_findings", "rate_text", "rtt_text", "way_rows"]
-
 NOTICED_LOSS, GRAVE_LOSS = 0.002, 0.1
 """Shares of packets lost: what is worth a warning, and a problem."""
 

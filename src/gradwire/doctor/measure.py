@@ -15,8 +15,6 @@ from gradwire.transport.native import load_engine
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["End", "Measurement", "Way", "exchange", "joined", "measure", "open_engine"]
-
 MEASURE_S = 1.0
 """How long two hosts sum, in seconds."""
 MOST_BYTES = 256 << 20

@@ -18,8 +18,6 @@ from gradwire.doctor.measure import End, Measurement, joined, measure, open_engi
 from gradwire.transport.addresses import UDP_OVERHEAD, LocalAddress, on_first_free, scoped
 from gradwire.transport.meeting import Meeting
 
-__all__ = ["Pair", "measure_all", "pair_findings", "rounds"]
-
 CONTACT_S = 4.0
 """How long a pair tries to reach each other, in seconds."""
 LONGEST_ROUND_S = 30.0

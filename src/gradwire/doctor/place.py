@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from gradwire.core.errors import ConfigError
 from gradwire.doctor.findings import Finding
 
-__all__ = ["Place", "beside_others", "place_of_environment"]
-
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 LAUNCHERS = (

@@ -34,8 +34,6 @@ from gradwire.transport.addresses import (
     with_port,
 )
 
-__all__ = ["app", "reached"]
-
 app = typer.Typer(add_completion=False)
 
 PORT = 28_900

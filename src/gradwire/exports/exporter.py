@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from gradwire.core.errors import ConfigError
 from gradwire.core.report import StepReport
 
-__all__ = ["Exporter", "Record", "library"]
-
 
 class Record(NamedTuple):
     """What an exporter gets of a step.

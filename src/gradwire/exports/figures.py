@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from gradwire.core.report import StepReport
 
-__all__ = ["FIGURES", "Figure", "figures"]
-
 
 class Figure(NamedTuple):
     """One figure of a step.

@@ -8,8 +8,6 @@ from gradwire import __version__
 from gradwire.exports.exporter import Record, library
 from gradwire.exports.figures import figures
 
-__all__ = ["OpenTelemetry"]
-
 
 class OpenTelemetry:
     """Makes a span "gradwire step" of each step's communication, with its figures as attributes.

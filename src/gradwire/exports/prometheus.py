@@ -12,8 +12,6 @@ from gradwire.core.report import StepReport
 from gradwire.exports.exporter import Record, library
 from gradwire.exports.figures import FIGURES, Figure
 
-__all__ = ["Prometheus"]
-
 LABELS = ("rank", "attachment", "policy")
 
 TOTALS = {

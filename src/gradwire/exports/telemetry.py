@@ -23,8 +23,6 @@ from gradwire.exports.prometheus import Prometheus
 from gradwire.exports.tensorboard import TensorBoard
 from gradwire.exports.wandb import WandB
 
-__all__ = ["Telemetry", "open_telemetry"]
-
 WAITING = 1024
 """The most steps that wait for an exporter; further ones are left out."""
 CLOSE_S = 5.0

@@ -7,8 +7,6 @@ from typing import Any
 from gradwire.exports.exporter import Record, library
 from gradwire.exports.figures import figures
 
-__all__ = ["TensorBoard"]
-
 
 class TensorBoard:
     """Writes each figure as a scalar `gradwire/…` at the step's number.

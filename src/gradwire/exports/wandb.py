@@ -8,8 +8,6 @@ from gradwire.core.errors import ConfigError
 from gradwire.exports.exporter import Record, library
 from gradwire.exports.figures import figures
 
-__all__ = ["WandB"]
-
 
 class WandB:
     """Adds each figure to the run's current row, which the next `run.log` of the script completes.

@@ -12,8 +12,6 @@ import torch.distributed as dist
 from gradwire.core.errors import ConfigError
 from gradwire.training.attach import Attachment
 
-__all__ = ["file_name", "find", "load", "save"]
-
 log = logging.getLogger("gradwire")
 
 

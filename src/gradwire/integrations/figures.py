@@ -5,8 +5,6 @@ from __future__ import annotations
 from gradwire import exports
 from gradwire.training.attach import Attachment
 
-__all__ = ["figures"]
-
 LOGGED = ("delivered", "bound", "megabytes", "comm_s", "exposed_s")
 
 

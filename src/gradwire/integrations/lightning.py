@@ -22,8 +22,6 @@ try:
 except ImportError:  # the distribution of Lightning's trainer alone
     from pytorch_lightning import Callback
 
-__all__ = ["GradwireCallback"]
-
 
 class GradwireCallback(Callback):
     """Attaches gradwire to the DDP module of the strategy, logs its report, saves its state.

@@ -17,8 +17,6 @@ from gradwire.integrations.figures import figures
 from gradwire.policies import Policy
 from gradwire.training.attach import Attachment, attach
 
-__all__ = ["GradwireCallback"]
-
 
 class GradwireCallback(TrainerCallback):
     """Attaches gradwire to the module that a Trainer wraps, logs its report, saves its state.

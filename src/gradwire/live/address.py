@@ -15,8 +15,6 @@ from pathlib import Path
 
 from gradwire.core.errors import GradwireError
 
-__all__ = ["FORMAT", "Address", "addresses", "user_of"]
-
 FORMAT = 1
 """The number of the form of the state; a reader reads that of its own version."""
 

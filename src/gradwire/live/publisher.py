@@ -28,8 +28,6 @@ from gradwire import __version__
 from gradwire.core.report import RegionReport, StepReport, finite
 from gradwire.live.address import FORMAT, Address, user_of
 
-__all__ = ["Steps", "publish"]
-
 log = logging.getLogger("gradwire")
 
 KEPT = 128

@@ -44,8 +44,6 @@ from gradwire.policies.parts.regions import regions_by_tensor
 from gradwire.policies.parts.trials import Encoding, Trials
 from gradwire.policies.plot import PLOT
 
-__all__ = ["Adaptive"]
-
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
 
 TOPK = 0.75 * INT8

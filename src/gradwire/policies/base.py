@@ -22,16 +22,6 @@ from gradwire.core.saved_state import State
 from gradwire.policies.parts.phases import Every, PhaseDetector
 from gradwire.policies.parts.priorities import Chunks, Priorities
 
-__all__ = [
-    "FeedbackNeed",
-    "PlanContext",
-    "Policy",
-    "check_transfer_options",
-    "option_names",
-    "topk_needs_feedback",
-]
-
-
 PATIENCE = 1000
 """Steps without any epoch after which a policy that goes by epochs warns."""
 

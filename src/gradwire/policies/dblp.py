@@ -34,8 +34,6 @@ from gradwire.policies.parts.regions import (
     regions_by_tensor,
 )
 
-__all__ = ["DBLP"]
-
 P_LOW = 0.008
 """The paper's bound for EfficientNet-B0, AlexNet and GPT-2 small (ResNet-50: 0.024)."""
 

@@ -30,8 +30,6 @@ from gradwire.policies.parts.phases import Every, check_every
 from gradwire.policies.parts.regions import pool
 from gradwire.policies.parts.timing import BestPushes, EpochClock, PathEstimate
 
-__all__ = ["LTP"]
-
 SLACKS = {"lan": 0.030, "wan": 0.100}
 """Seconds from the threshold to the deadline, in a data centre and on a wide-area network."""
 

@@ -35,8 +35,6 @@ from gradwire.policies.parts.priorities import (
 from gradwire.policies.parts.probe_control import bounded_options
 from gradwire.policies.parts.regions import pool
 
-__all__ = ["CLASS_DSCP", "MLT"]
-
 PRIORITIES = ("none", "layer", "magnitude", "both", "results")
 
 CLASS_DSCP = (40, 32, 32, 24, 24, 16, 16, 8)

@@ -35,8 +35,6 @@ from gradwire.policies.parts.compression import (
     encoding_for,
 )
 
-__all__ = ["NetSenseML"]
-
 
 @dataclass
 class NetSenseML(Policy):

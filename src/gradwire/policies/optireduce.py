@@ -29,8 +29,6 @@ from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext,
 from gradwire.policies.parts.regions import pool
 from gradwire.policies.parts.timing import MovingAverages, quantile
 
-__all__ = ["OptiReduce"]
-
 WEIGHT = 0.1
 """Weight of the newest time in the moving average behind tC."""
 

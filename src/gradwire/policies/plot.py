@@ -38,8 +38,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["PLOT", "Calibration"]
-
 FORMAT = 1
 """The version of a calibration's file."""
 

@@ -19,20 +19,6 @@ from gradwire.policies.optireduce import OptiReduce
 from gradwire.policies.plot import PLOT
 from gradwire.policies.reliable import Reliable
 
-__all__ = [
-    "DEFAULT",
-    "OFF",
-    "agreed_configuration",
-    "all_names",
-    "create",
-    "create_from_environment",
-    "name_in_environment",
-    "names",
-    "policy_class",
-    "register",
-    "unread_variables",
-]
-
 DEFAULT = "adaptive"
 """The policy where none is given."""
 

@@ -8,8 +8,6 @@ from typing import ClassVar
 from gradwire.core.plan import TransferPlan
 from gradwire.policies.base import PlanContext, Policy
 
-__all__ = ["Reliable"]
-
 
 @dataclass
 class Reliable(Policy):

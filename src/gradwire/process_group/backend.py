@@ -10,8 +10,6 @@ from torch._C._distributed_c10d import Backend, ProcessGroupGloo
 from gradwire.process_group.delegation import COLLECTIVES, delegate
 from gradwire.process_group.group import GradwireGroup
 
-__all__ = ["GradwireBackend"]
-
 OVER_GLOO = (
     *COLLECTIVES,
     "_get_sequence_number_for_group",

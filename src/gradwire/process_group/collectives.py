@@ -28,8 +28,6 @@ from gradwire.transport.meeting import Patience
 from gradwire.transport.threads import StartQueue, apart
 from gradwire.transport.transfer import Handle
 
-__all__ = ["EngineCollectives", "Request", "Watch"]
-
 Watch = Callable[[], contextlib.AbstractContextManager[Callable[[], None]]]
 """Watches other members, and gives a check that raises once one has died."""
 

@@ -22,8 +22,6 @@ from gradwire.training.groups import Group
 from gradwire.transport.introductions import agree
 from gradwire.transport.native import load_engine
 
-__all__ = ["create"]
-
 TAKES_BACKENDS = "2.14"
 """The first version of torch in which a backend for one device can be made in Python."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["COLLECTIVES", "delegate", "outside_graphs"]
-
 outside_graphs: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
 """Keeps Dynamo out of a method, since it cannot trace a process group in Python."""
 

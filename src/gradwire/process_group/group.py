@@ -21,8 +21,6 @@ from gradwire.process_group.delegation import COLLECTIVES, delegate, outside_gra
 from gradwire.process_group.signals import Signals
 from gradwire.training.groups import Group
 
-__all__ = ["GradwireGroup"]
-
 OVER_GLOO = (
     *COLLECTIVES,
     "_end_coalescing",

@@ -19,8 +19,6 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 from gradwire.core.errors import RendezvousError
 from gradwire.training.groups import Group
 
-__all__ = ["Signals"]
-
 MET_TAG, LEAVES_TAG = 2**31 - 1, 2**31 - 2
 """Tags of the messages, as far as possible from those that users choose."""
 MET, GAVE_UP = 0, 1

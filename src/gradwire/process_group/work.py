@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from gradwire.core.errors import TransferError
 
-__all__ = ["EngineWork"]
-
 
 class EngineWork(dist.Work):
     """One collective of the engine.

@@ -22,8 +22,6 @@ from gradwire.reading.records import Run, UnreadableError, read
 from gradwire.reading.summary import summarize
 from gradwire.reading.why import explain, slowest
 
-__all__ = ["diff", "report", "why"]
-
 report, diff, why = (typer.Typer(add_completion=False) for _ in range(3))
 
 LAB_FILES = ("results.json", "runs.jsonl")

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from gradwire.core.words import seconds, share
 from gradwire.reading.records import Record, Run, UnreadableError
 
-__all__ = ["Measure", "compare"]
-
 FEWEST = 20
 """Steps that a run needs to be compared."""
 CERTAIN = 1.96

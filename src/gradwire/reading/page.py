@@ -12,8 +12,6 @@ from gradwire.core.words import seconds, share
 from gradwire.reading.records import Record, Run
 from gradwire.reading.summary import Summary
 
-__all__ = ["page"]
-
 WIDTH, HEIGHT, LEFT, BELOW = 860, 180, 70, 22
 COLUMNS = 200
 """Columns of a plot: of more steps than these, each shows the mean of several."""

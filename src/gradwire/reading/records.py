@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from gradwire.core.report import FORMAT
 from gradwire.core.words import count
 
-__all__ = ["Record", "Run", "UnreadableError", "number", "read"]
-
 NEEDED = ("step", "rank", "policy", "comm_s", "delivered")
 """Keys that every version has written; a line without them is none of a report file."""
 

@@ -15,8 +15,6 @@ from gradwire.core.words import count, seconds, share
 from gradwire.reading.records import Record, Run
 from gradwire.reading.why import Why, slowest_steps
 
-__all__ = ["Layer", "Summary", "summarize"]
-
 FEWEST = 20
 """Of fewer steps nothing is advised."""
 LITTLE = 0.05

@@ -15,8 +15,6 @@ import numpy as np
 from gradwire.core.words import count, seconds, share
 from gradwire.reading.records import Record, Run, number
 
-__all__ = ["Cause", "Why", "explain", "slowest", "slowest_steps"]
-
 Cause = Literal[
     "usual",
     "computing",

@@ -24,8 +24,6 @@ from gradwire.transport.native import load_engine
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["NETWORK_A", "NETWORK_B", "BrokenInvariantError", "Fabric", "Link", "Sent"]
-
 Direction = Literal["up", "down"]
 
 

@@ -33,8 +33,6 @@ from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.threads import StartQueue
 from gradwire.transport.transfer import Engine, Handle, TransferRequest
 
-__all__ = ["Job", "VirtualEngine", "model_of"]
-
 Flat = NDArray[np.float32]
 PATIENCE_S = 3600.0
 """Virtual seconds that a step may take."""

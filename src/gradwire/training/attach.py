@@ -37,8 +37,6 @@ from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.transfer import OfThisProcess
 
-__all__ = ["Attachment", "attach"]
-
 log = logging.getLogger("gradwire")
 
 

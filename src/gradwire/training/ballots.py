@@ -26,8 +26,6 @@ from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import Policy
 from gradwire.policies.parts.phases import RateWatch
 
-__all__ = ["BallotBox"]
-
 PAUSE = 2.0
 """Most that a step may take beside its transfers, in mean steps of before; more is a pause.
 

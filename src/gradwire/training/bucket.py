@@ -21,20 +21,9 @@ from gradwire.core.names import named_parameters
 from gradwire.core.regions import TensorSlot
 
 if TYPE_CHECKING:  # torch.distributed exports it, too, but type checkers do not see it there
-    from torch._C._distributed_c10d import GradBucket
+    from torch._C._distributed_c10d import GradBucket as GradBucket
 else:
-    from torch.distributed import GradBucket
-
-__all__ = [
-    "Bucket",
-    "ComparedLayout",
-    "GradBucket",
-    "Layouts",
-    "ParameterNames",
-    "Scatter",
-    "in_bucket_order",
-    "slots_of",
-]
+    from torch.distributed import GradBucket as GradBucket
 
 
 @dataclass(frozen=True, eq=False)

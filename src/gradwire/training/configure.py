@@ -24,8 +24,6 @@ from gradwire.training.feedback.optimizer_moments import is_of_adams_family, kee
 from gradwire.training.feedback.residuals import auto_feedback
 from gradwire.training.optimizers import kinds, several
 
-__all__ = ["configure"]
-
 
 def configure(
     policy: str | Policy | None,

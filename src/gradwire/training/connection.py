@@ -37,8 +37,6 @@ from gradwire.transport.introductions import agree
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import load_engine
 
-__all__ = ["Connection", "check_memory", "no_op"]
-
 log = logging.getLogger("gradwire")
 
 

@@ -25,9 +25,8 @@ from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
 from gradwire.training.step import Ending, Step, layer_norms
-from gradwire.transport.communicator import Communicator, Handle
-
-__all__ = ["Consultation"]
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.transfer import Handle
 
 SCALES = (1 << 32) + 1
 """The index, in the seed, of the transfer that compares scales; it is behind every bucket's."""

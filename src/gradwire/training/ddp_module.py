@@ -8,8 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.core.errors import ConfigError
 from gradwire.training.wrappers import inner_modules
 
-__all__ = ["check_hands_over", "ddp_of", "python_reducer", "unwrapped"]
-
 _OTHERS = (
     "gradwire carries the gradients that DistributedDataParallel averages and those that "
     "fully_shard scatters; wrap the model so in place of {}"

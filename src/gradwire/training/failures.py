@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from gradwire.core.errors import GradwireError, TransferError
 
-__all__ = ["Failures"]
-
 
 class Failures:
     """The first failure of a pipeline, which stops it for good.

@@ -14,8 +14,6 @@ import collections
 from gradwire.core.regions import TensorSlot
 from gradwire.training.feedback.owing import Owing, keys_of
 
-__all__ = ["Flush"]
-
 Slots = tuple[TensorSlot, ...]
 
 

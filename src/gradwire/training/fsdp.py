@@ -37,8 +37,6 @@ from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.profiled import bucket_range, wait_in_range
 from gradwire.training.staging import without_traceback
 
-__all__ = ["FullySharded"]
-
 IN_FLIGHT = 2
 """How many reduce-scatters of a rank are under way at once; each holds gradients of a whole group.
 

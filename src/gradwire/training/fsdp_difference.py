@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from gradwire.core.errors import TransferError
 from gradwire.core.names import ranks_as_text, some_of
 
-__all__ = ["END", "Reduced", "difference"]
-
 Reduced = tuple[str, Sequence[str]]
 """One reduction: the group as errors name it, and the names of its parameters with a gradient."""
 

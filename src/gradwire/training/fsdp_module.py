@@ -17,8 +17,6 @@ from gradwire.core.names import named_parameters, plain_name
 from gradwire.core.regions import TensorSlot
 from gradwire.training.bucket import ComparedLayout
 
-__all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups", "states_of"]
-
 FIRST_TORCH = "2.9"
 """The first torch whose fully_shard takes a reduce-scatter of somebody else's."""
 

@@ -23,8 +23,6 @@ from torch.autograd.graph import _engine_run_backward
 from gradwire.core.errors import ConfigError
 from gradwire.training.fsdp_module import states_of
 
-__all__ = ["Passes"]
-
 BACKWARD, NODE = _engine_run_backward.__code__, BackwardCFunction.apply.__code__
 """The code of a backward pass, and that of a node of its graph which is written in Python."""
 

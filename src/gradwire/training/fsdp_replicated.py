@@ -17,8 +17,6 @@ from gradwire.training.fsdp import FullySharded
 from gradwire.training.fsdp_module import ShardGroup
 from gradwire.training.optimizers import held_by
 
-__all__ = ["Replicated", "average"]
-
 
 class Replicated(FullySharded):
     """Averages each rank's shard of the gradients over the replicas of the model."""

@@ -14,8 +14,6 @@ from gradwire.training.bucket import ComparedLayout, Scatter
 from gradwire.training.fsdp import FullySharded
 from gradwire.training.fsdp_module import ShardGroup, process_group_of
 
-__all__ = ["Alone", "ReduceScatter", "Sharded"]
-
 
 class Sharded(FullySharded):
     """Scatters the gradients among the ranks that share the parameters."""

@@ -15,9 +15,6 @@ from gradwire.transport.communicator import DEFAULT_TIMEOUT_S, Communicator
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.store import Store
 
-__all__ = ["Group", "HostRanks"]
-
-
 WHOLE = "world"
 """The name of a group of all ranks."""
 

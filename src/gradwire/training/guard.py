@@ -21,8 +21,6 @@ from gradwire.core.settings import Settings
 from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import Policy
 
-__all__ = ["Decision", "GuardedStep", "StepGuard", "floor_of", "nothing_applied", "sent_twice"]
-
 Choice = Literal["apply", "resend", "skip", "halt"]
 
 

@@ -21,15 +21,14 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.policies import Policy
+from gradwire.policies.registry import OFF
 from gradwire.training.bucket import Bucket, GradBucket
 from gradwire.training.connection import Connection, no_op
 from gradwire.training.ddp_module import python_reducer
-from gradwire.training.off import OFF, agree_off
+from gradwire.training.off import agree_off
 from gradwire.training.optimizers import Given, Optimizers
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.profiled import bucket_range, wait_in_range
-
-__all__ = ["HookState", "comm_hook"]
 
 INTERRUPTED = (
     "a backward pass ended before all gradients were reduced: an exception ended it, or its loss "

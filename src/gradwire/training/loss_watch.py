@@ -12,8 +12,6 @@ from gradwire.core.agreed import Summary
 from gradwire.core.callers import user_level
 from gradwire.core.saved_state import State
 
-__all__ = ["LossWatch"]
-
 PATIENCE = 1000
 """Steps without any loss after which it warns."""
 

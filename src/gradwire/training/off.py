@@ -24,8 +24,6 @@ from gradwire.policies.reliable import Reliable
 from gradwire.training.groups import Group
 from gradwire.transport.introductions import agree
 
-__all__ = ["OFF", "LeftAlone", "Off", "agree_off", "owed_nothing", "switched_off"]
-
 log = logging.getLogger("gradwire")
 
 

@@ -11,8 +11,6 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.regions import TensorSlot
 from gradwire.training.wrappers import inner_optimizer
 
-__all__ = ["NOBODY", "Given", "Optimizers", "held_by", "kinds", "several"]
-
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 """What users give as `optimizer=`: one, a list of several, or None."""
 

@@ -36,10 +36,8 @@ from gradwire.training.step import Ending, Step, Transfer, square_norm, tensor_s
 from gradwire.training.steps import StepCycle
 from gradwire.transport import transforms
 from gradwire.transport.arrays import own_encoding
-from gradwire.transport.communicator import Handle
 from gradwire.transport.threads import apart
-
-__all__ = ["GradientPipeline"]
+from gradwire.transport.transfer import Handle
 
 
 class GradientPipeline(StepCycle):

@@ -19,8 +19,6 @@ from gradwire.training.step import (
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator
 
-__all__ = ["Planner"]
-
 
 class Planner:
     """Writes the plans of one attachment's buckets."""

@@ -8,8 +8,6 @@ import torch
 from torch._C._autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
 
-__all__ = ["bucket_range", "wait_in_range"]
-
 
 def bucket_range(
     index: int, start: Callable[[], torch.futures.Future[torch.Tensor]]

@@ -15,8 +15,6 @@ import torch
 
 from gradwire.training.optimizers import NOBODY, Optimizers
 
-__all__ = ["SkipWatch", "Waiting"]
-
 
 @dataclass
 class Waiting:

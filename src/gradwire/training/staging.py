@@ -28,8 +28,6 @@ from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.training.bucket import Scatter
 from gradwire.transport.arrays import as_flat
 
-__all__ = ["DEVICES", "Stage", "StagePool", "failed", "without_traceback"]
-
 DEVICES = ("cpu", "cuda")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

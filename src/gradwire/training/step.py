@@ -21,16 +21,6 @@ from gradwire.training.staging import Stage
 from gradwire.transport.native import load_engine
 from gradwire.transport.transfer import Handle
 
-__all__ = [
-    "Ending",
-    "Step",
-    "Transfer",
-    "is_finite",
-    "square_norm",
-    "tensor_squares",
-]
-
-
 T = TypeVar("T")
 Ending: TypeAlias = Generator[Handle, Any, T]
 """A part of a step's end, which yields each transfer that it waits for."""

@@ -30,9 +30,7 @@ from gradwire.training.step import (
 )
 from gradwire.training.training_state import TrainingState
 from gradwire.transport import transforms
-from gradwire.transport.communicator import Handle
-
-__all__ = ["StepCycle"]
+from gradwire.transport.transfer import Handle
 
 UNCHANGED = ("f32", "half", "bf16")
 """Encodings that carry a gradient unchanged; those of two bytes where it is of that type."""

@@ -36,8 +36,6 @@ from gradwire.training.scaler import SkipWatch, Waiting
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import seconds_to_code
 
-__all__ = ["TrainingState"]
-
 STATE_VERSION = 2
 PRIVATE_KEYS = 1
 """The version of states in which a detector's keys begin with an underscore."""

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["inner_modules", "inner_optimizer"]
-
 MODULES = ("_orig_mod", "_forward_module")
 """The names under which torch.compile and Lightning's Fabric keep the module that they wrap."""
 

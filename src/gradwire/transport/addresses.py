@@ -23,21 +23,6 @@ from gradwire.transport.native import load_engine
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = [
-    "ETHERNET_DATAGRAM",
-    "LocalAddress",
-    "describe_interfaces",
-    "host_identity",
-    "is_link_local",
-    "is_loopback",
-    "local_addresses",
-    "on_first_free",
-    "reachable_interfaces",
-    "route_mtu",
-    "scoped",
-    "with_port",
-]
-
 UDP_OVERHEAD = {4: 28, 6: 48}
 """Bytes of the IP and UDP headers, by IP version (RFC 791, RFC 8200, RFC 768)."""
 ETHERNET_MTU = 1500

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_flat", "as_tensor", "own_encoding"]
-
 
 def own_encoding(dtype: torch.dtype) -> str:
     """Returns the encoding that carries the elements of a bucket of this type unchanged.

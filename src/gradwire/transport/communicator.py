@@ -43,8 +43,6 @@ from gradwire.transport.transfer import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ChunkGrid", "Communicator", "Handle"]
-
 DEFAULT_TIMEOUT_S = 1800.0
 """Longest duration of one transfer where neither a setting nor a process group names one."""
 

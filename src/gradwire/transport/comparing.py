@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from gradwire.transport.store import BoundedStore, Store
 
-__all__ = ["compare_texts"]
-
 MOST_COMPARED = 64
 """How many ranks' texts are compared at most."""
 

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from gradwire import _engine
     from gradwire.transport.meeting import Names
 
-__all__ = ["engine_state"]
-
 MOST_PATHS = 64
 """How many paths of an engine are offered at most: the worst ones."""
 

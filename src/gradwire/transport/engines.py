@@ -34,8 +34,6 @@ from gradwire.transport.transfer import Engine, Handle, TransferRequest
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["SharedEngine", "disorder"]
-
 log = logging.getLogger("gradwire")
 
 FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0

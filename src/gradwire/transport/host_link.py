@@ -28,16 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "HostLink",
-    "Listener",
-    "check_memory",
-    "connect",
-    "hosts_of",
-    "map_rows",
-    "memory_of_rows",
-]
-
 log = logging.getLogger("gradwire")
 
 TOKEN_BYTES = 32

@@ -27,16 +27,6 @@ from gradwire.transport.addresses import (
 )
 from gradwire.transport.meeting import Meeting
 
-__all__ = [
-    "Introduction",
-    "agree",
-    "agree_datagram",
-    "check_alike",
-    "check_introductions",
-    "introduce",
-    "new_session",
-]
-
 
 @dataclass(frozen=True)
 class Introduction:

@@ -12,8 +12,6 @@ from gradwire.transport.meeting import Meeting
 from gradwire.transport.open_engine import meet_servers, open_engine
 from gradwire.transport.store import Store, identity_of
 
-__all__ = ["join_engine"]
-
 
 def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) -> SharedEngine:
     """Returns the open engine of this group in this store, or opens one; release it after use.

@@ -21,8 +21,6 @@ from typing import NoReturn
 from gradwire.core.errors import RendezvousError
 from gradwire.transport.store import BoundedStore, Store, store_errors
 
-__all__ = ["Meeting", "Names", "Outcome", "Patience", "SupersededError"]
-
 log = logging.getLogger("gradwire")
 
 MISSING = "?"

@@ -22,15 +22,6 @@ from gradwire.core.waits import Waits
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = [
-    "ChunkGrid",
-    "load_engine",
-    "native_plan",
-    "seconds_to_code",
-    "transfer_report",
-    "trivial_report",
-]
-
 CODED, TIMES = 1 << 16, 5
 """Elements whose encoding is timed, and how often; the shortest time counts."""
 

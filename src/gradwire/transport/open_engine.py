@@ -37,8 +37,6 @@ from gradwire.transport.store import Store, base_store, store_host
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["OpenEngine", "meet_servers", "open_engine"]
-
 log = logging.getLogger("gradwire")
 
 MOST_NAMED = 16

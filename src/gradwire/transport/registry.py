@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwire.transport.engines import SharedEngine
 
-__all__ = ["close_at_exit", "collect_forgotten", "drop", "drop_unused", "lock", "open_engines"]
-
 open_engines: list[SharedEngine] = []
 lock = threading.RLock()
 """Guards `open_engines`. Nothing may wait while it is held, least of all for a store.

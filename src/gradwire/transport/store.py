@@ -20,17 +20,6 @@ from typing import Any, Protocol, TypeVar
 
 from gradwire.core.errors import RendezvousError
 
-__all__ = [
-    "BoundedStore",
-    "NoAnswerError",
-    "Store",
-    "Worker",
-    "base_store",
-    "identity_of",
-    "store_errors",
-    "store_host",
-]
-
 Answer = TypeVar("Answer")
 
 LEAST_S = 5.0

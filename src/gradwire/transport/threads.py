@@ -19,8 +19,6 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["CompletionPool", "StartQueue", "apart"]
-
 log = logging.getLogger("gradwire")
 
 T = TypeVar("T")

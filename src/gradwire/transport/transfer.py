@@ -20,8 +20,6 @@ from gradwire.core.plan import PRIORITY_CLASSES, TransferPlan
 from gradwire.core.transfer_report import TransferReport
 from gradwire.transport.threads import StartQueue, apart
 
-__all__ = ["Engine", "Handle", "OfThisProcess", "TransferRequest", "check_priorities"]
-
 log = logging.getLogger("gradwire")
 
 

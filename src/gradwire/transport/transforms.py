@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from gradwire.transport.native import load_engine
 
-__all__ = ["forward", "inverse"]
-
 Flat = NDArray[np.float32]
 
 

@@ -19,8 +19,6 @@ from gradwire.watch.figures import SHOWN_STEPS, picture
 from gradwire.watch.source import Watched, find_job
 from gradwire.watch.table import draw
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 PAGE_STEPS = 400

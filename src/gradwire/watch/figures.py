@@ -9,8 +9,6 @@ from typing import Any
 
 from gradwire.watch.source import Process, Watched
 
-__all__ = ["SHOWN_STEPS", "picture"]
-
 VERSION = 1
 """The version of the keys that `gradwire top --json` prints."""
 SHOWN_STEPS = 40

@@ -16,8 +16,6 @@ from typing import Any
 from gradwire.core.errors import GradwireError
 from gradwire.live.address import FORMAT, Address, addresses, user_of
 
-__all__ = ["LONGEST_S", "Process", "Watched", "find_job", "states"]
-
 MOST_COST = 0.0005
 """The share of the job's processor time that looks may take; where it is more, they are rarer."""
 LONGEST_S = 10.0

@@ -10,8 +10,6 @@ from typing import Any
 
 from rich.text import Text
 
-__all__ = ["draw"]
-
 BAD, GOOD_TO_KNOW, HEAD = "bold red", "yellow", "bold"
 LOSS, AGAIN, QUEUE_S = 0.01, 0.02, 0.005
 """Shares of packets lost and sent again, and seconds in a queue, from which on a row is marked."""

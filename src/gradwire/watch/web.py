@@ -19,8 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 from gradwire.watch.figures import picture
 from gradwire.watch.source import Watched
 
-__all__ = ["PageServer"]
-
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

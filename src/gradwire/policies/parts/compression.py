@@ -28,8 +28,6 @@ from gradwire.core.plan import TOPK_SHARE
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 
-__all__ = ["FLOOR", "INT8", "CompressionRatio", "congested", "encoding_for"]
-
 SHRINK, GROW, FLOOR = 0.95, 0.001, 0.005
 
 INT8 = 0.25

@@ -26,8 +26,6 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.saved_state import State
 from gradwire.policies.parts.timing import PathEstimate, quantile
 
-__all__ = ["PushHistory"]
-
 WINDOW = 20
 """Number of the last steps that count."""
 

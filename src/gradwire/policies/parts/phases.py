@@ -29,15 +29,6 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.plan import check_choice
 from gradwire.core.saved_state import State
 
-__all__ = [
-    "Every",
-    "LayerDetector",
-    "PhaseDetector",
-    "RateWatch",
-    "check_every",
-    "make_detector",
-]
-
 Every = int | Literal["epoch"]
 
 DETECTORS = ("ours", "paper", "layers")

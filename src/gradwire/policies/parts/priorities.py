@@ -17,16 +17,6 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.plan import PRIORITY_CLASSES, check_choice
 from gradwire.core.regions import TensorSlot
 
-__all__ = [
-    "Chunks",
-    "LayerOrder",
-    "Priorities",
-    "by_region",
-    "by_size",
-    "check_priority",
-    "lowest",
-]
-
 Priorities = NDArray[np.uint8]
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from gradwire.core.plan import CONTROLS, FILLS, SPENDS, CloseStep, check_choice, check_control
 from gradwire.policies.base import SHARED_ORDERS
 
-__all__ = ["BOUNDED_PULLS", "bounded_options"]
-
 BOUNDED_PULLS = ("exact", "committed", "lossy")
 """The pulls of policies whose papers lose on the way back, too; "lossy" lets replicas differ."""
 

@@ -12,8 +12,6 @@ from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.plan import REMEMBERED
 from gradwire.core.regions import Region, Regions, TensorSlot
 
-__all__ = ["BoundTable", "check_patterns", "check_table", "pool", "regions_by_tensor"]
-
 
 def check_table(name: str, table: Mapping[str, float]) -> None:
     """Checks that a table maps name patterns to bounds; raises ConfigError naming the setting."""

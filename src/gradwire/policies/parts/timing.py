@@ -11,8 +11,6 @@ from gradwire.core.agreed import Summary
 from gradwire.core.saved_state import State
 from gradwire.policies.parts.phases import Every
 
-__all__ = ["BestPushes", "EpochClock", "MovingAverages", "PathEstimate", "quantile"]
-
 
 @dataclass
 class PathEstimate:

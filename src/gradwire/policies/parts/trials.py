@@ -34,8 +34,6 @@ from gradwire.core.plan import encoded_share
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 
-__all__ = ["ALLOWANCE", "EVERY", "SHARE", "Encoding", "Trials"]
-
 Encoding = tuple[str, float]
 """An encoding, and the share of the elements that it keeps."""
 

@@ -38,8 +38,6 @@ from gradwire.training.step import Transfer, is_finite
 from gradwire.transport import transforms
 from gradwire.transport.communicator import Communicator
 
-__all__ = ["Books"]
-
 
 @dataclass
 class Books:

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.regions import TensorSlot
-from gradwire.transport.communicator import ChunkGrid
-
-__all__ = ["ChunkBook"]
+from gradwire.transport.native import ChunkGrid
 
 LARGEST = (1 << 32) - 1
 """Largest number of elements in one run of equal values."""

@@ -14,8 +14,6 @@ import numpy as np
 from gradwire.core.regions import TensorSlot
 from gradwire.training.feedback.flat import FlatBook
 
-__all__ = ["Earlier"]
-
 
 class Earlier:
     """Copies of a book's values, by parameter."""

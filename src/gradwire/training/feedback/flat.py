@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from gradwire.core.errors import ConfigError
 from gradwire.core.regions import TensorSlot
 
-__all__ = ["FlatArray", "FlatBook", "blocks"]
-
 FlatArray = NDArray[np.float32]
 
 BLOCK = 1 << 16

@@ -24,9 +24,7 @@ from torch.distributed.tensor import DTensor
 from gradwire.core.callers import user_level
 from gradwire.core.regions import TensorSlot
 from gradwire.training.bucket import in_bucket_order
-from gradwire.transport.communicator import ChunkGrid
-
-__all__ = ["FirstMoments", "is_of_adams_family", "keeps_first_moment"]
+from gradwire.transport.native import ChunkGrid
 
 _FAMILY = (
     torch.optim.Adam,

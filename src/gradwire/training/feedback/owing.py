@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from gradwire.core.regions import TensorSlot
 
-__all__ = ["Owing", "keys_of"]
-
 
 @dataclass
 class Bucket:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from gradwire.core.regions import TensorSlot
 from gradwire.training.bucket import in_bucket_order
 
-__all__ = ["smallest_weights"]
-
 
 def smallest_weights(
     slots: Sequence[TensorSlot],

@@ -25,9 +25,7 @@ from gradwire.core.regions import TensorSlot
 from gradwire.core.transfer_report import TransferReport
 from gradwire.training.feedback.chunked import ChunkBook
 from gradwire.training.feedback.flat import FlatArray, FlatBook, blocks
-from gradwire.transport.communicator import ChunkGrid
-
-__all__ = ["AUTO", "AgeBook", "ResidualBook", "auto_feedback", "nonfinite_chunks"]
+from gradwire.transport.native import ChunkGrid
 
 KeepError = Callable[[FlatArray, NDArray[np.uint8]], None]
 """Replaces what was sent, in place, by the part that did not count; also takes `counted`.

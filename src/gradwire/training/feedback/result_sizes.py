@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from gradwire.core.regions import TensorSlot
 from gradwire.core.transfer_report import TransferReport
 from gradwire.training.feedback.chunked import ChunkBook
-from gradwire.transport.communicator import ChunkGrid
-
-__all__ = ["MagnitudeBook"]
+from gradwire.transport.native import ChunkGrid
 
 
 class MagnitudeBook(ChunkBook):

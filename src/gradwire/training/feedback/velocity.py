@@ -17,8 +17,6 @@ import numpy as np
 from gradwire.core.regions import TensorSlot
 from gradwire.training.feedback.flat import FlatArray, FlatBook, blocks
 
-__all__ = ["VelocityBook"]
-
 
 class VelocityBook(FlatBook):
     """The velocities of one rank by parameter name."""

@@ -32,8 +32,6 @@ from gradwire.training.hosts.seat import Seat
 from gradwire.training.hosts.sharing import Handed, SharingPipeline
 from gradwire.transport.threads import CompletionPool
 
-__all__ = ["Follower"]
-
 Work = Callable[[], None]
 
 POLL_S = 0.5

@@ -31,8 +31,6 @@ from gradwire.training.hosts.sharing import Handed, SharingPipeline
 from gradwire.training.step import Step
 from gradwire.transport import engines
 
-__all__ = ["Leader"]
-
 
 class Leader(SharingPipeline):
     """The pipeline of a rank that leads its host."""

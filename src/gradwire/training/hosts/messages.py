@@ -9,18 +9,6 @@ from gradwire.core.agreed import Ballot
 from gradwire.core.errors import Cause, GradwireError, TransferError
 from gradwire.core.report import StepReport
 
-__all__ = [
-    "End",
-    "Failed",
-    "Memory",
-    "MemoryRequest",
-    "Result",
-    "RowReady",
-    "Sum",
-    "Summed",
-    "Working",
-]
-
 
 @dataclass(frozen=True)
 class MemoryRequest:

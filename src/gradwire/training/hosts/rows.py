@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from gradwire.transport.host_link import map_rows, memory_of_rows
 
-__all__ = ["Rows", "has_shard"]
-
 BLOCK = 1 << 16
 """Elements that are summed at a time, so that the sum stays in the cache."""
 

@@ -13,8 +13,6 @@ from gradwire.transport.addresses import host_identity
 from gradwire.transport.host_link import HostLink, Listener, check_memory, connect, hosts_of
 from gradwire.transport.meeting import Meeting
 
-__all__ = ["Seat", "share_number", "take_seat"]
-
 log = logging.getLogger("gradwire")
 
 CONNECTIONS = 2

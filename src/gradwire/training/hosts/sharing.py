@@ -30,8 +30,6 @@ from gradwire.training.staging import Stage, StagePool
 from gradwire.transport import engines
 from gradwire.transport.threads import StartQueue
 
-__all__ = ["Handed", "SharingPipeline"]
-
 log = logging.getLogger("gradwire")
 
 
