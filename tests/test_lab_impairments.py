@@ -63,16 +63,29 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return {cell["labels"]["with"]: cell for cell in document["cells"]}
 
 
+def run_of(cell: dict[str, Any]) -> dict[str, Any]:
+    """The only run of a cell."""
+    (record,) = cell["runs"]
+    run: dict[str, Any] = record["run"]
+    return run
+
+
+def track_of(cell: dict[str, Any]) -> dict[str, Any]:
+    """The samples of the only contestant."""
+    (track,) = run_of(cell)["tracks"].values()
+    found: dict[str, Any] = track
+    return found
+
+
 def test_jitter_holds_each_packet_up_by_itself(cells: dict[str, dict[str, Any]]) -> None:
     """The last of some hundred packets is late by nearly all of it, there and back."""
-    (entry,) = cells["jitter"]["contestants"]
-    assert min(entry["tracks"][0]["seconds"]) > 0.004 + 2 * 0.025
+    assert min(track_of(cells["jitter"])["seconds"]) > 0.004 + 2 * 0.025
 
 
 def test_losses_come_in_runs_and_are_counted(cells: dict[str, dict[str, Any]]) -> None:
-    (entry,), (run,) = cells["runs"]["contestants"], cells["runs"]["runs"]
+    (entry,), run = cells["runs"]["contestants"], run_of(cells["runs"])
     assert cells["runs"]["loss"]["run"] == 8.0
-    assert run["lost_packets"] > 50
+    assert run["lost"] > 50
     assert entry["retransmitted"] > 0.01
 
 
@@ -83,28 +96,27 @@ def test_uneven_loss_is_borne_by_its_worker(cells: dict[str, dict[str, Any]]) ->
 
 
 def test_a_cut_link_holds_its_round_up_until_it_heals(cells: dict[str, dict[str, Any]]) -> None:
-    (entry,), (run,) = cells["cut"]["contestants"], cells["cut"]["runs"]
+    run, first = run_of(cells["cut"]), track_of(cells["cut"])
     cut, healed = run["events"]
     assert (cut["what"], healed["what"]) == ("cut host 1", "heal host 1")
-    first = entry["tracks"][0]
     assert first["starts"][0] + first["seconds"][0] > cut["at"] + 0.7
     assert healed["at"] >= cut["at"] + 0.7
-    assert run["lost_packets"] > 0
+    assert run["lost"] > 0
 
 
 def test_an_incast_has_all_its_sources_send_at_once(cells: dict[str, dict[str, Any]]) -> None:
-    (run,) = cells["incast"]["runs"]
+    run = run_of(cells["incast"])
     starts = sorted(each["start"] for each in run["bursts"])
     assert min(later - sooner for sooner, later in pairwise(starts)) < 0.01  # the period is 0.05
-    assert run["lost_packets"] > 0
+    assert run["lost"] > 0
 
 
 def test_a_rate_changes_by_the_clock_within_a_turn(cells: dict[str, dict[str, Any]]) -> None:
-    (entry,), (run,) = cells["rates"]["contestants"], cells["rates"]["runs"]
+    run = run_of(cells["rates"])
     rates = [each["what"] for each in run["events"]]
     assert rates[:3] == ["rate 40 Mbit/s", "rate 5 Mbit/s", "rate 40 Mbit/s"]
     first, second, third = (each["at"] for each in run["events"][:3])
     assert second >= first + 0.2
     assert third >= first + 0.4
-    seconds = entry["tracks"][0]["seconds"]
+    seconds = track_of(cells["rates"])["seconds"]
     assert max(seconds) > 2 * min(seconds)

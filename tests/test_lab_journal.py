@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import gradwire
-from gradwire.policies.plot import Calibration
+from gradwire.policies.plot import Calibration as Table
 from gradwire_lab.command import app
 from gradwire_lab.network.bursts import BurstRecord
 from gradwire_lab.report.command import app as report
@@ -32,10 +32,16 @@ from gradwire_lab.report.words import notes, verdict
 from gradwire_lab.run import build, checks, course
 from gradwire_lab.run.agenda import Agenda, choose_cells, choose_seeds, duration, time_left
 from gradwire_lab.run.course import Audience, CodeChanged, done, outcome_of, run
-from gradwire_lab.run.faults import Event
-from gradwire_lab.run.journal import NAME, Journal, Record, fingerprint
+from gradwire_lab.run.journal import NAME, Journal, fingerprint
+from gradwire_lab.run.model import (
+    Calibration,
+    CellRun,
+    Event,
+    Record,
+    Track,
+    as_json,
+)
 from gradwire_lab.run.results import document
-from gradwire_lab.run.samples import CellRun, Track
 from gradwire_lab.run.voice import Voice
 from gradwire_lab.scenario import Cell, Experiment, ScenarioError, load
 from test_lab_run import Lab
@@ -127,7 +133,7 @@ def record(cell: Cell, seed: int, found: CellRun, took_s: float = 2.0, day: int 
 def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     cell = small(tmp_path).cells[0]
     wrote = record(cell, 0, samples(0.25, 0.5))
-    calibration = checks.Calibration("B", 2, 4e8, 3.9e8)
+    calibration = Calibration("B", 2, 4e8, 3.9e8)
     with Journal(tmp_path / "out") as journal:
         journal.add_calibration(calibration)
         journal.add(wrote)
@@ -135,7 +141,8 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
         (read,) = journal.records
         assert journal.calibrations == [calibration]
     (*_, (_, _, lost)) = read.run.tracks["ours"].losses
-    assert math.isnan(lost)
+    assert lost is None
+    assert math.isnan(read.run.tracks["ours"].curve[-1][1])
     for each in (wrote, read):
         each.run.tracks["ours"].losses.pop()  # no number is like another
     assert read == wrote
@@ -220,11 +227,11 @@ def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
         journal.add(replace(record(first, 0, samples(0.4)), scenario="another"))
         with Journal(out, reading=True) as read:  # while somebody writes
             found = document(outcome_of(experiment, read), "c")
-    assert [len(cell["runs"]) for cell in found["cells"]] == [2, 1, 0]
-    assert found["cells"][0]["contestants"][0]["max_s"] == 0.3  # not the 0.4 of another form
-    assert found["other_forms"] == [first.name]
-    assert found["gradwire"] == f"0.0.1+other, {build.build()}"
-    assert found["kernel"]["congestion_controls"] == []  # this kernel's are not that one's
+    assert [len(cell.runs) for cell in found.cells] == [2, 1, 0]
+    assert found.cells[0].contestants[0].max_s == 0.3  # not the 0.4 of another form
+    assert found.other_forms == [first.name]
+    assert found.gradwire == f"0.0.1+other, {build.build()}"
+    assert found.kernel.congestion_controls == []  # this kernel's are not that one's
     (made,) = (line for line in notes(found) if line.startswith("Made by"))
     assert "5.15-other" in made
     before = (out / NAME).read_bytes()
@@ -235,13 +242,13 @@ def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
     assert "<svg" in page.read_text()
     assert CliRunner().invoke(app, [*command, "--markdown"]).output.startswith("## small")
     assert (out / NAME).read_bytes() == before
-    (out / "results.json").write_text(json.dumps(found))
+    (out / "results.json").write_text(json.dumps(as_json(found)))
     rows = json.loads(CliRunner().invoke(report, [str(out), "--json"]).output)
     assert [row["× limit"] == "–" for row in rows] == [True, False]  # of another form
-    (ours,) = found["cells"][0]["contestants"]
-    assert ours["throughput_bps"] is None  # of how many bytes and workers is not known
-    assert ours["by_seed"]["0"]["throughput_bps"] is None
-    assert found["cells"][1]["contestants"][0]["throughput_bps"] > 0
+    (ours,) = found.cells[0].contestants
+    assert ours.throughput_bps is None  # of how many bytes and workers is not known
+    assert ours.by_seed["0"].throughput_bps is None
+    assert found.cells[1].contestants[0].throughput_bps > 0
 
 
 def test_lines_that_cannot_be_read_are_told_from_those_of_another_format(tmp_path: Path) -> None:
@@ -283,8 +290,8 @@ def test_runs_of_another_form_leave_marks_open(tmp_path: Path) -> None:
             for seed in experiment.first.work.seeds:
                 journal.add(replace(record(cell, seed, samples(0.1)), scenario=scenario))
             with Journal(tmp_path / "out", reading=True) as read:
-                (mark,) = document(outcome_of(experiment, read), "c")["marks"]
-        assert mark["met"] is met
+                (mark,) = document(outcome_of(experiment, read), "c").marks
+        assert mark.met is met
 
 
 def test_the_short_form_judges_no_mark_and_names_what_it_ran(tmp_path: Path) -> None:
@@ -297,10 +304,10 @@ def test_the_short_form_judges_no_mark_and_names_what_it_ran(tmp_path: Path) -> 
                 form = fingerprint(cell, True)
                 journal.add(replace(record(cell, seed, samples(99.0)), scenario=form))
         found = document(outcome_of(experiment, journal), "c")
-    (mark,) = found["marks"]
-    assert mark["value"] == 99.0  # over 10
-    assert mark["met"] is mark["missed_by"] is None
-    assert [row["met"] for row in mark["cells"]] == [None, None]
+    (mark,) = found.marks
+    assert mark.value == 99.0  # over 10
+    assert mark.met is mark.missed_by is None
+    assert [row.met for row in mark.cells] == [None, None]
     assert verdict(mark).startswith("open: ")
     page = render(found)
     assert 'class="missed"' not in page
@@ -318,7 +325,7 @@ def test_starting_over_forgets_nothing_where_nothing_can_run(
         journal.add(record(experiment.cells[0], 0, samples(0.1)))
     before = (tmp_path / "out" / NAME).read_bytes()
 
-    def refuse(*_: object) -> checks.Calibration:
+    def refuse(*_: object) -> Calibration:
         if stop == "interrupt":
             raise KeyboardInterrupt
         raise ScenarioError("a lower rate is allowed")
@@ -383,7 +390,7 @@ def test_names_are_shown_to_the_letter(tmp_path: Path, monkeypatch: pytest.Monke
         failed.run.error = f"failed {ODD}"
         journal.add(failed)
         (out / "results.json").write_text(
-            json.dumps(document(outcome_of(experiment, journal), "c"))
+            json.dumps(as_json(document(outcome_of(experiment, journal), "c")))
         )
 
     def said(program: Any, *arguments: str) -> str:
@@ -417,18 +424,19 @@ PAGE = ("--out", "page.html")
 ENTRY: list[Any] = ["cells", 0, "contestants", 0]
 BROKEN: list[tuple[tuple[str, ...], list[Any], Any, str]] = [
     *(
-        (arguments, place, None, f"{place[-1]!r} is missing")
-        for arguments in ((), PAGE, ("--markdown",), ("--json",), ("whole.json",))
-        for place in (["cells"], ["marks"], ["cells", 0, "name"], [*ENTRY, "median_s"])
+        (arguments, place, None, f"{name}: missing")
+        for arguments in ((), PAGE, ("--markdown",), ("--json",), (*PAGE, "whole.json"))
+        for place, name in (
+            (["cells"], "cells"),
+            (["command"], "command"),
+            (["cells", 0, "name"], "cells[0].name"),
+            ([*ENTRY, "median_s"], "cells[0].contestants[0].median_s"),
+        )
     ),
-    (PAGE, ["published"], None, "has no attribute 'published'"),
-    ((*PAGE, "whole.json"), ["command"], None, "has no attribute 'command'"),
-    (("--markdown",), ["machine", "cpu"], None, "'cpu' is missing"),
-    ((), ["cells"], 5, "'int' object is not iterable"),
-    ((), ["cells", 0], [], "list indices"),
-    ((), [*ENTRY, "median_s"], 0, "division"),
-    ((), [*ENTRY, "name"], 5, "'int' object"),
-    ((), ["marks", 0, "scope"], "some", "'some' is missing"),
+    ((), ["cells"], 5, "cells=5: a list is expected"),
+    ((), ["cells", 0], [], "cells[0]=[]: a table of keys is expected"),
+    ((), [*ENTRY, "name"], 5, "cells[0].contestants[0].name=5: a text is expected"),
+    ((), ["marks", 0, "scope"], "some", "marks[0].scope='some': allowed are 'every', 'mean'"),
 ]
 
 
@@ -446,14 +454,14 @@ def test_results_that_lack_something_are_one_sentence(
     with Journal(tmp_path) as journal:
         journal.add(record(experiment.cells[0], 0, samples(0.1)))
         found = document(outcome_of(experiment, journal), "c")
-    Path("whole.json").write_text(json.dumps(found))
-    inner: Any = found
+    Path("whole.json").write_text(json.dumps(as_json(found)))
+    written = inner = as_json(found)
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
     if value is None:
         del inner[place[-1]]
-    Path("broken.json").write_text(json.dumps(found))
+    Path("broken.json").write_text(json.dumps(written))
     said = CliRunner().invoke(report, [*arguments, "broken.json"])
     assert said.exit_code == 2, said.output
     assert said.output.startswith(
@@ -490,11 +498,11 @@ def test_what_is_only_read_from_a_run_is_no_part_of_its_form(tmp_path: Path) -> 
 
 def test_what_stands_in_a_table_counts_not_only_its_name(tmp_path: Path) -> None:
     table = tmp_path / "bounds.toml"
-    model = Calibration.fingerprint({"layer0.weight": 10_000})
+    model = Table.fingerprint({"layer0.weight": 10_000})
     plot = f'policy = "plot"\noptions = {{ table = "{table}" }}'
     prints = []
     for bound in (0.1, 0.2, 0.2):
-        Calibration(model, {"layer0.weight": bound}).save(table)
+        Table(model, {"layer0.weight": bound}).save(table)
         (cell,) = small(tmp_path, ('policy = "reliable"', plot), ("[1, 2, 3]", "[1]")).cells
         prints.append(fingerprint(cell, False))
     assert prints[0] != prints[1] == prints[2]
@@ -523,7 +531,7 @@ def test_starting_over(tmp_path: Path) -> None:
 
 def test_starting_over_with_everything(tmp_path: Path) -> None:
     first, second, third = small(tmp_path).cells
-    old, new = (checks.Calibration("B", 2, 4e8, reached) for reached in (3e8, 3.9e8))
+    old, new = (Calibration("B", 2, 4e8, reached) for reached in (3e8, 3.9e8))
     with Journal(tmp_path) as journal:
         journal.add_calibration(old)
         journal.add(record(first, 0, samples(0.1)))
@@ -570,24 +578,24 @@ def test_results_are_those_of_the_journal(tmp_path: Path) -> None:
     experiment = small(tmp_path)
     first, second, _ = experiment.cells
     with Journal(tmp_path) as journal:
-        journal.add_calibration(checks.Calibration("B", 2, 4e8, 3.8e8))
-        journal.add_calibration(checks.Calibration("B", 2, 4e8, 3.9e8))
-        journal.add_calibration(checks.Calibration("A", 2, 4e8, 3.9e8))  # of another text
+        journal.add_calibration(Calibration("B", 2, 4e8, 3.8e8))
+        journal.add_calibration(Calibration("B", 2, 4e8, 3.9e8))
+        journal.add_calibration(Calibration("A", 2, 4e8, 3.9e8))  # of another text
         journal.add(record(second, 1, samples(0.2), day=3))
         journal.add(record(first, 0, samples(0.1), day=1))
         found = document(outcome_of(experiment, journal), "gradwire lab run")
-    assert [cell["name"] for cell in found["cells"]] == [cell.name for cell in experiment.cells]
-    assert [len(cell["contestants"]) for cell in found["cells"]] == [1, 1, 0]
-    assert found["cells"][1]["contestants"][0]["tracks"][0]["starts"] == [0.5]
-    assert found["cells"][1]["runs"][0]["date"] == "2026-05-03T10:00:00+00:00"
-    assert found["dates"] == ["2026-05-01T10:00:00+00:00", "2026-05-03T10:00:00+00:00"]
-    assert found["commits"] == ["abc"]
-    assert [each["reached"] for each in found["calibrations"]] == [3.9e8]
-    assert found["seeds"] == [0, 1]
-    assert found["wall_s"] == 4.0
+    assert [cell.name for cell in found.cells] == [cell.name for cell in experiment.cells]
+    assert [len(cell.contestants) for cell in found.cells] == [1, 1, 0]
+    assert found.cells[1].tracks("ours")[0].starts == [10.0]
+    assert found.cells[1].runs[0].date == "2026-05-03T10:00:00+00:00"
+    assert found.dates == ("2026-05-01T10:00:00+00:00", "2026-05-03T10:00:00+00:00")
+    assert found.commits == ["abc"]
+    assert [each.reached for each in found.calibrations] == [3.9e8]
+    assert found.seeds == [0, 1]
+    assert found.wall_s == 4.0
     # A mark is not met while a cell is missing.
-    assert found["marks"][0]["met"] is None
-    assert found["missing"] == 4
+    assert found.marks[0].met is None
+    assert found.missing == 4
     assert "Not complete: 4 of 6 runs of this file (a cell, a seed) are not there." in notes(found)
     page = render(found)
     assert "2026-05-01 to 2026-05-03" in page
@@ -607,7 +615,7 @@ def test_the_report_tells_of_runs_whose_processors_were_given_to_others(tmp_path
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with Journal(tmp_path) as journal:
         found = document(outcome_of(experiment, journal), "c")
-    assert [cell["runs"][0]["stolen"] for cell in found["cells"]] == [0.1, 0.001, None]
+    assert [cell.runs[0].stolen for cell in found.cells] == [0.1, 0.001, None]
     (told,) = (line for line in notes(found) if "gave" in line)
     assert told.startswith(f"{first.name}, seed 0: ")
     assert "10%" in told
@@ -621,18 +629,18 @@ def test_a_cells_numbers_are_those_of_the_seeds_that_did_not_fail(tmp_path: Path
         journal.add(record(cell, 0, failed))
         journal.add(record(cell, 1, samples(0.25, 0.75)))
         found = document(outcome_of(experiment, journal), "c")
-        (shown,) = found["cells"][0]["contestants"]
-        assert (shown["samples"], shown["seeds"], shown["max_s"]) == (2, 1, 0.75)
-        assert [track["seed"] for track in shown["tracks"]] == [1]
-        assert [each["error"] for each in found["cells"][0]["runs"]] == ["rank 1 died", None]
+        (shown,) = found.cells[0].contestants
+        assert (shown.samples, shown.seeds, shown.max_s) == (2, 1, 0.75)
+        assert [each.seed for each in found.cells[0].counted] == [1]
+        assert [each.run.error for each in found.cells[0].runs] == ["rank 1 died", None]
         text = as_markdown(found)
         assert f"- Failed: {cell.name}, seed 0: rank 1 died" in text
         assert "- Not complete: 1 of 2 runs" in text
         assert "rank 1 died" in render(found)
         journal.add(record(cell, 1, replace(samples(8.0), error="rank 0 died")))
         found = document(outcome_of(experiment, journal), "c")
-        assert found["cells"][0]["contestants"][0]["samples"] == 2  # what there is
-        assert found["marks"][0]["met"] is None
+        assert found.cells[0].contestants[0].samples == 2  # what there is
+        assert found.marks[0].met is None
 
 
 def test_the_page_of_a_map_tells_why_nothing_was_measured(tmp_path: Path) -> None:
@@ -676,7 +684,7 @@ def test_a_map_has_a_line_of_panels_for_each_label_of_a_third_axis(tmp_path: Pat
             journal.add(record(cell, 0, samples(float(next(times)))))
         found = document(outcome_of(experiment, journal), "c")
     assert sheets(found) == [{"c": "c1"}, {"c": "c2"}]
-    name = found["cells"][0]["contestants"][0]["name"]
+    name = found.cells[0].contestants[0].name
     # cells in the file's order: a1 b1 c1, a1 b1 c2, a1 b2 c1, …: 1 to 8 seconds
     first, second = (grid_values(found, name, sheet) for sheet in sheets(found))
     assert first[:2] == second[:2] == (["a1", "a2"], ["b1", "b2"])
@@ -697,7 +705,7 @@ def test_what_lost_packets_is_named_by_who_had_wires(tmp_path: Path) -> None:
         with Journal(folder) as journal:
             for cell, link in zip(experiment.cells, links, strict=True):
                 journal.add(record(cell, 0, replace(samples(0.1), link=link)))
-            return document(outcome_of(experiment, journal), "c")["kernel"]["loss"]
+            return document(outcome_of(experiment, journal), "c").kernel.loss
 
     kernel = "nftables, behind the port's rate"
     wires = "the hosts' wires (TAP pairs), packet by packet"

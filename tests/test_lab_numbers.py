@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gradwire.core.report import finite
 from gradwire_lab.contest.race import Round
 from gradwire_lab.contest.rivals import goodput
 from gradwire_lab.report.compare import compare
@@ -19,7 +18,15 @@ from gradwire_lab.report.words import mark_rows, rate, reached, rows, seconds, v
 from gradwire_lab.run.checks import fastest
 from gradwire_lab.run.limits import limit, probe_cap, probe_passes, push_ideal
 from gradwire_lab.run.marks import Measured, judge
-from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.model import (
+    CellRun,
+    Judgement,
+    MarkedCell,
+    Results,
+    Summary,
+    Track,
+    as_json,
+)
 from gradwire_lab.run.shares import carried, crossing_flows, route
 from gradwire_lab.run.summary import interval, summarize, times
 from gradwire_lab.run.tail import next_length
@@ -28,8 +35,10 @@ from gradwire_lab.run.transfers import track_of
 from gradwire_lab.run.wires import lossy, wires_of
 from gradwire_lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire_lab.scenario.network import Bursts, Loss, Topology
+from gradwire_lab.scenario.reader import build
 from gradwire_lab.scenario.schema import Tail
 from gradwire_lab.scenario.work import Model, turn_length
+from lab_results import cell_result, results, summary
 
 OURS = Contestant("ours", "gradwire", bound=0.408)
 THEIRS = Contestant("theirs", "gradwire", bound=0.008)
@@ -57,18 +66,15 @@ def test_times_and_rates_are_written_without_exponents() -> None:
 
 def test_a_value_may_be_infinite_though_its_interval_is_not() -> None:
     """As JSON holds it; see `gradwire.core.report.finite`."""
-    assert reached({"value": None, "interval": [0.5, 2.0]}) == "–"
-    assert reached({"value": 1.0, "interval": [0.5, 2.0]}) == "1 (0.5 … 2)"
+    cell = MarkedCell("a", difference=False, complete=True, interval=[0.5, 2.0])
+    assert reached(cell) == "–"
+    assert reached(replace(cell, value=1.0)) == "1 (0.5 … 2)"
 
 
 def test_runs_are_compared_to_the_first_run_of_their_scenario() -> None:
-    def document(scenario: str, **medians: float) -> dict[str, Any]:
-        known = {"samples": 1, "p99_s": None, "max_s": 1.0, "over_limit": None, "delivered": None}
-        entries = [
-            {**known, "name": name, "median_s": median, "steps_per_s": 1.0, "throughput_bps": 1e6}
-            for name, median in medians.items()
-        ]
-        return {"scenario": scenario, "cells": [{"name": "one", "contestants": entries}]}
+    def document(scenario: str, **medians: float) -> Results:
+        entries = [summary(name=name, median_s=median) for name, median in medians.items()]
+        return results(scenario=scenario, cells=[cell_result("one", entries)])
 
     found = compare(
         {
@@ -283,12 +289,12 @@ def test_bounds_come_from_the_contestant_or_its_policy() -> None:
 
 def test_percentiles_need_samples() -> None:
     few, more, many = (times([0.001 * n for n in range(count)]) for count in (299, 300, 3000))
-    assert few["p99_s"] is None
-    assert few["p95_s"] is not None
-    assert more["p99_s"] == pytest.approx(0.296)
-    assert more["p999_s"] is None
-    assert many["p999_s"] == pytest.approx(2.996)
-    assert times([])["median_s"] is None
+    assert few.p99_s is None
+    assert few.p95_s is not None
+    assert more.p99_s == pytest.approx(0.296)
+    assert more.p999_s is None
+    assert many.p999_s == pytest.approx(2.996)
+    assert times([]).median_s is None
 
 
 def test_an_interval_needs_two_seeds() -> None:
@@ -320,21 +326,21 @@ def test_a_summary_joins_the_seeds() -> None:
     }
     found = summarize(OURS, scenario(2), runs)
     assert found is not None
-    assert found["samples"] == 6
-    assert found["median_s"] == 0.3
-    assert found["by_seed"]["0"]["median_s"] == 0.2
-    assert found["intervals"]["median_s"] == interval([0.2, 0.4])
-    assert found["intervals"]["job_s"] == interval([0.6, 1.2])
-    assert found["intervals"]["p99_s"] is None
-    assert found["intervals"]["rival_goodput_bps"] is None  # of one seed only
-    assert found["throughput_bps"] == pytest.approx(2 * MB4 * 8 * 6 / 1.8)
-    assert found["delivered"] == 0.75
-    assert found["delivered_by_worker"] == [0.5, 1.0]
-    assert found["delivered_by_layer"] == {"front": 0.75}
-    assert found["retransmitted"] == pytest.approx(0.1)
-    assert found["push"]["median_s"] == 0.15
-    assert found["critical_share"] == pytest.approx(2 / 6)
-    assert found["rival_goodput_bps"] == pytest.approx(8 * 100)
+    assert found.samples == 6
+    assert found.median_s == 0.3
+    assert found.by_seed["0"].median_s == 0.2
+    assert found.intervals["median_s"] == interval([0.2, 0.4])
+    assert found.intervals["job_s"] == interval([0.6, 1.2])
+    assert found.intervals["p99_s"] is None
+    assert found.intervals["rival_goodput_bps"] is None  # of one seed only
+    assert found.throughput_bps == pytest.approx(2 * MB4 * 8 * 6 / 1.8)
+    assert found.delivered == 0.75
+    assert found.delivered_by_worker == [0.5, 1.0]
+    assert found.delivered_by_layer == {"front": 0.75}
+    assert found.retransmitted == pytest.approx(0.1)
+    assert found.push.median_s == 0.15
+    assert found.critical_share == pytest.approx(2 / 6)
+    assert found.rival_goodput_bps == pytest.approx(8 * 100)
     assert summarize(TCP, scenario(2), runs) is None
 
 
@@ -344,9 +350,9 @@ def test_computation_between_rounds_is_part_of_the_job_and_of_nothing_else() -> 
     run = CellRun(0.0, {"ours": track_of(rounds, [], 0.25)})
     found = summarize(OURS, working, {0: run})
     assert found is not None
-    assert found["job_s"] == pytest.approx(0.2 + 0.3 + 2 * 0.25)
-    assert found["comm_share"] == pytest.approx(0.5)
-    assert found["throughput_bps"] == pytest.approx(MB4 * 8 * 2 / 0.5)
+    assert found.job_s == pytest.approx(0.2 + 0.3 + 2 * 0.25)
+    assert found.comm_share == pytest.approx(0.5)
+    assert found.throughput_bps == pytest.approx(MB4 * 8 * 2 / 0.5)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +379,7 @@ def test_time_to_a_loss_lies_between_evaluations(
     run.facts["parameters"] = 1000
     found = summarize(training.contestants[0], training, {0: run})
     assert found is not None
-    assert found["time_to_loss_s"] == seconds
+    assert found.time_to_loss_s == seconds
 
 
 def test_the_loss_to_time_may_be_what_another_ended_with_in_the_same_seed() -> None:
@@ -401,31 +407,31 @@ def test_the_loss_to_time_may_be_what_another_ended_with_in_the_same_seed() -> N
     ours, theirs = (summarize(each, training, runs) for each in training.contestants)
     assert theirs is not None
     assert ours is not None
-    assert theirs["by_seed"]["0"]["time_to_loss_s"] == 6.0  # to 2.5 of 3 and 2
-    assert theirs["by_seed"]["1"]["time_to_loss_s"] == 7.0  # to 4.5 of 6 and 4
-    assert (theirs["time_to_loss_s"], ours["time_to_loss_s"]) == (6.5, 3.25)
+    assert theirs.by_seed["0"].time_to_loss_s == 6.0  # to 2.5 of 3 and 2
+    assert theirs.by_seed["1"].time_to_loss_s == 7.0  # to 4.5 of 6 and 4
+    assert (theirs.time_to_loss_s, ours.time_to_loss_s) == (6.5, 3.25)
     del runs[1].tracks["tcp"]
     found = summarize(training.contestants[0], training, runs)
     assert found is not None
-    assert found["time_to_loss_s"] is None
+    assert found.time_to_loss_s is None
 
 
 def test_who_never_comes_to_a_loss_takes_for_ever() -> None:
-    def end(seconds: float | None, loss: float | None = 2.0) -> dict[str, Any]:
+    def end(seconds: float | None, loss: float | None = 2.0) -> Summary:
         return summary(time_to_loss_s=seconds, final_loss=loss)
 
     mark = Mark("t", "ours", quantity="time_to_loss", over=("theirs", "tcp"), at_most=1.05)
 
-    def judged(ours: Any, theirs: Any, tcp: Any) -> dict[str, Any]:
+    def judged(ours: Any, theirs: Any, tcp: Any) -> Judgement:
         return judge(mark, [measured("a", {"ours": ours, "theirs": theirs, "tcp": tcp})])
 
     # Whoever has not come there is none of those that are as good: the best of the others counts.
-    assert judged(end(5.0), end(None), end(10.0))["value"] == 0.5
-    assert judged(end(5.0), end(None), end(None))["met"] is True
+    assert judged(end(5.0), end(None), end(10.0)).value == 0.5
+    assert judged(end(5.0), end(None), end(None)).met is True
     missed = judged(end(None), end(None), end(10.0))
-    assert (missed["met"], missed["value"]) == (False, math.inf)
-    assert judged(end(None), end(None), end(None))["met"] is None
-    assert judged(end(5.0), end(None, None), end(10.0))["met"] is None  # not measured at all
+    assert (missed.met, missed.value) == (False, math.inf)
+    assert judged(end(None), end(None), end(None)).met is None
+    assert judged(end(5.0), end(None, None), end(10.0)).met is None  # not measured at all
 
 
 def test_rivals_that_starve_are_a_mark_missed() -> None:
@@ -436,7 +442,7 @@ def test_rivals_that_starve_are_a_mark_missed() -> None:
             {"ours": summary(rival_goodput_bps=0.0), "tcp": summary(rival_goodput_bps=5e8)},
         )
     ]
-    assert judge(mark, cells)["met"] is False
+    assert judge(mark, cells).met is False
 
 
 def test_goodput_is_what_fell_into_the_spans() -> None:
@@ -447,12 +453,7 @@ def test_goodput_is_what_fell_into_the_spans() -> None:
     assert goodput([], [(0.0, 1.0)]) is None
 
 
-def summary(**values: Any) -> dict[str, Any]:
-    keys = ("median_s", "throughput_bps", "limit_s", "job_s", "bound", "p99_s")
-    return {**dict.fromkeys(keys), "by_seed": {}, **values}
-
-
-def measured(label: str, entries: Mapping[str, Any], rtt_s: float = 0.0) -> Measured:
+def measured(label: str, entries: Mapping[str, Summary], rtt_s: float = 0.0) -> Measured:
     each = scenario(1, Loss(0.9), rtt_s)
     return Measured(Cell({"axis": label}, each), entries)
 
@@ -464,33 +465,33 @@ def test_a_mark_is_judged_by_its_worst_cell() -> None:
         measured("b", {"ours": summary(median_s=3.0), "tcp": summary(median_s=4.0)}),
     ]
     found = judge(mark, cells)
-    assert found["met"] is False
-    assert found["value"] == 0.75
-    assert found["missed_by"] == pytest.approx(0.5)
-    assert [row["met"] for row in found["cells"]] == [True, False]
-    assert judge(mark, cells[:1])["met"] is True
-    assert judge(mark, cells[:1])["missed_by"] == 0
+    assert found.met is False
+    assert found.value == 0.75
+    assert found.missed_by == pytest.approx(0.5)
+    assert [row.met for row in found.cells] == [True, False]
+    assert judge(mark, cells[:1]).met is True
+    assert judge(mark, cells[:1]).missed_by == 0
 
 
 def test_a_mark_of_what_was_not_measured_is_not_met() -> None:
     mark = Mark("t", "ours", over=("theirs",), inverse=True, share_of_cap=0.85)
-    assert judge(mark, [measured("a", {"ours": summary(median_s=1.0)})])["met"] is None
-    assert judge(mark, [])["met"] is None
+    assert judge(mark, [measured("a", {"ours": summary(median_s=1.0)})]).met is None
+    assert judge(mark, []).met is None
     tail = Mark("t", "ours", quantity="time_p99", at_most=1.0)
-    assert judge(tail, [measured("a", {"ours": summary(median_s=1.0)})])["met"] is None
+    assert judge(tail, [measured("a", {"ours": summary(median_s=1.0)})]).met is None
     # Missed in one cell is missed, however many cells are open.
     plain = Mark("t", "ours", at_most=1.0)
     cells = [measured("a", {"ours": summary(median_s=2.0)}), measured("b", {})]
-    assert judge(plain, cells)["met"] is False
+    assert judge(plain, cells).met is False
     cells[0] = measured("a", {"ours": summary(median_s=0.5)})
-    assert judge(plain, cells)["met"] is None
+    assert judge(plain, cells).met is None
 
 
 def test_a_mark_over_the_limit_forgives_round_trips() -> None:
     mark = Mark("t", "ours", over=("limit",), at_most=1.3, plus_rtts=3)
     entry = summary(median_s=0.155, limit_s=0.1)
-    assert judge(mark, [measured("a", {"ours": entry})])["met"] is False
-    assert judge(mark, [measured("a", {"ours": entry}, rtt_s=0.01)])["value"] == pytest.approx(1.25)
+    assert judge(mark, [measured("a", {"ours": entry})]).met is False
+    assert judge(mark, [measured("a", {"ours": entry}, rtt_s=0.01)]).value == pytest.approx(1.25)
 
 
 def test_a_mark_of_the_cap_knows_the_formulas() -> None:
@@ -499,10 +500,10 @@ def test_a_mark_of_the_cap_knows_the_formulas() -> None:
         "ours": summary(median_s=0.25, limit_s=0.1, bound=0.408),
         "theirs": summary(median_s=1.0, limit_s=0.1, bound=0.008),
     }
-    row = judge(mark, [measured("a", entries, rtt_s=0.010)])["cells"][0]
-    assert row["cap"] == pytest.approx(3.8, abs=0.1)
-    assert row["value"] == 4.0
-    assert row["met"] is True
+    row = judge(mark, [measured("a", entries, rtt_s=0.010)]).cells[0]
+    assert row.cap == pytest.approx(3.8, abs=0.1)
+    assert row.value == 4.0
+    assert row.met is True
 
 
 def test_the_best_and_the_worst_of_several() -> None:
@@ -514,8 +515,8 @@ def test_the_best_and_the_worst_of_several() -> None:
     base = {"text": "t", "contestant": "ours", "quantity": "throughput", "at_least": 2.5}
     over = ("theirs", "tcp")
     cells = [measured("a", entries)]
-    assert judge(Mark(**base, over=over), cells)["value"] == 2.0
-    assert judge(Mark(**base, over=over, pick="worst"), cells)["value"] == 3.0
+    assert judge(Mark(**base, over=over), cells).value == 2.0
+    assert judge(Mark(**base, over=over, pick="worst"), cells).value == 3.0
 
 
 def test_a_mark_may_compare_cells() -> None:
@@ -532,40 +533,40 @@ def test_a_mark_may_compare_cells() -> None:
         measured("b", {"ours": summary(job_s=10.05)}),
     ]
     found = judge(mark, cells)
-    assert found["value"] == pytest.approx(1.005)
-    assert found["met"] is True
-    assert len(found["cells"]) == 1
+    assert found.value == pytest.approx(1.005)
+    assert found.met is True
+    assert len(found.cells) == 1
 
 
-def finals(*losses: float) -> dict[str, Any]:
-    by_seed = {str(seed): {"final_loss": loss} for seed, loss in enumerate(losses)}
+def finals(*losses: float) -> Summary:
+    by_seed = {str(seed): summary(final_loss=loss) for seed, loss in enumerate(losses)}
     return summary(by_seed=by_seed)
 
 
 def test_a_mark_of_a_difference_pairs_the_seeds() -> None:
     mark = Mark("t", "ours", quantity="final_loss", over=("tcp",), difference=True, within=0.01)
 
-    def judged(ours: list[float], tcp: list[float]) -> dict[str, Any]:
+    def judged(ours: list[float], tcp: list[float]) -> Judgement:
         return judge(mark, [measured("a", {"ours": finals(*ours), "tcp": finals(*tcp)})])
 
     # The seeds differ by a lot, the pairs by little: 0.002 ± 2.920 · 0.001 / √3.
     found = judged([1.003, 2.002, 3.001], [1.0, 2.0, 3.0])
-    assert found["value"] == pytest.approx(0.002)
-    assert found["interval"] == pytest.approx([0.002 - 0.00169, 0.002 + 0.00169], abs=1e-5)
-    assert found["met"] is True
+    assert found.value == pytest.approx(0.002)
+    assert found.interval == pytest.approx([0.002 - 0.00169, 0.002 + 0.00169], abs=1e-5)
+    assert found.met is True
     # A mean within it is not enough, and better is as far off as worse.
-    assert judged([1.012, 2.0, 2.991], [1.0, 2.0, 3.0])["met"] is False
+    assert judged([1.012, 2.0, 2.991], [1.0, 2.0, 3.0]).met is False
     missed = judged([0.98, 1.98, 2.98], [1.0, 2.0, 3.0])
-    assert missed["met"] is False
-    assert missed["missed_by"] == pytest.approx(1.0)
+    assert missed.met is False
+    assert missed.missed_by == pytest.approx(1.0)
     # Pairs are of one seed; one pair tells nothing; who lost its way is not near.
-    assert judged([1.0], [1.0])["met"] is None
-    assert judge(mark, [measured("a", {"ours": finals(1.0, 2.0)})])["met"] is None
+    assert judged([1.0], [1.0]).met is None
+    assert judge(mark, [measured("a", {"ours": finals(1.0, 2.0)})]).met is None
     lost = judged([1.0, math.nan], [1.0, 2.0])
-    assert (lost["met"], lost["missed_by"]) == (False, math.inf)
+    assert (lost.met, lost.missed_by) == (False, math.inf)
 
-    document = finite({"marks": [found, missed, lost, judged([1.0], [1.0])]})
-    assert [row[1:] for row in mark_rows(document)] == [
+    written = [build(Judgement, as_json(each), "t") for each in (found, missed, lost)]
+    assert [row[1:] for row in mark_rows([*written, judged([1.0], [1.0])])] == [
         ["+0.002 (+0.000314 … +0.00369)", "± 0.01", "every cell; the worst", "met"],
         ["-0.02 (-0.02 … -0.02)", "± 0.01", "every cell; the worst", "missed by 100.0 %"],
         ["–", "± 0.01", "every cell; the worst", "missed"],
@@ -573,8 +574,8 @@ def test_a_mark_of_a_difference_pairs_the_seeds() -> None:
     ]
 
 
-def job_times(*seconds: float) -> dict[str, Any]:
-    by_seed = {str(seed): {"job_s": each} for seed, each in enumerate(seconds)}
+def job_times(*seconds: float) -> Summary:
+    by_seed = {str(seed): summary(job_s=each) for seed, each in enumerate(seconds)}
     return summary(job_s=statistics.fmean(seconds), by_seed=by_seed)
 
 
@@ -586,17 +587,17 @@ def test_a_quotient_has_the_interval_of_its_seeds() -> None:
         measured("b", {"ours": job_times(1.0, 1.0, 1.0), "tcp": job_times(1.6, 1.6, 1.5)}),
     ]
     found = judge(mark, cells)
-    assert found["cells"][0]["by_seed"] == pytest.approx({"0": 1.3, "1": 1.4, "2": 1.5})
-    assert found["interval"] == pytest.approx(interval([1.3, 1.4, 1.5]))
-    assert found["value"] == pytest.approx(10.1 / 7.0)  # of the seeds together, which decides
+    assert found.cells[0].by_seed == pytest.approx({"0": 1.3, "1": 1.4, "2": 1.5})
+    assert found.interval == pytest.approx(interval([1.3, 1.4, 1.5]))
+    assert found.value == pytest.approx(10.1 / 7.0)  # of the seeds together, which decides
     mean = judge(replace(mark, scope="mean"), cells)
-    assert mean["interval"] == pytest.approx(interval([1.45, 1.5, 1.5]))
+    assert mean.interval == pytest.approx(interval([1.45, 1.5, 1.5]))
     # A seed that one of the two lacks has no quotient; one seed has no interval.
     cells[0] = measured("a", {"ours": job_times(1.0, 2.0), "tcp": job_times(1.3)})
-    assert judge(mark, cells[:1])["interval"] is None
-    assert judge(mark, cells[:1])["cells"][0]["by_seed"] == pytest.approx({"0": 1.3})
-    assert judge(replace(mark, scope="mean"), cells)["interval"] is None
-    (row,) = mark_rows(finite({"marks": [found]}))
+    assert judge(mark, cells[:1]).interval is None
+    assert judge(mark, cells[:1]).cells[0].by_seed == pytest.approx({"0": 1.3})
+    assert judge(replace(mark, scope="mean"), cells).interval is None
+    (row,) = mark_rows([found])
     assert row[1] == "1.44 (1.23 … 1.57)"
 
 
@@ -607,46 +608,29 @@ def test_a_training_that_lost_its_way_is_told_not_hidden() -> None:
         measured("b", {"ours": summary(final_loss=math.nan)}),
         measured("c", {"ours": summary(final_loss=1.5)}),
     ]
-    assert judge(mark, cells)["met"] is False
+    assert judge(mark, cells).met is False
     assert interval([1.0, math.nan]) is None
 
 
 def test_rivals_and_final_losses_stand_in_the_tables() -> None:
-    entry = {
-        **dict.fromkeys(("p95_s", "p99_s", "p999_s", "throughput_bps", "comm_share", "delivered")),
-        **dict.fromkeys(("retransmitted", "bytes_per_round", "passes_median", "time_to_loss_s")),
-        "name": "ours",
-        "samples": 3,
-        "median_s": 0.1,
-        "intervals": {"median_s": [0.09, 0.11]},
-        "max_s": 0.2,
-        "limit_s": 0.05,
-        "over_limit": 2.0,
-        "steps_per_s": 4.0,
-        "passes_max": None,
-        "rival_goodput_bps": 5e7,
-        "final_loss": 2.25,
-        **dict.fromkeys(("wire_bytes_per_round", "push", "goodput_bps", "critical_share")),
-    }
-    columns, (found,) = rows({"contestants": [entry]})
+    entry = summary(
+        name="ours",
+        samples=3,
+        median_s=0.1,
+        intervals={"median_s": [0.09, 0.11]},
+        max_s=0.2,
+        limit_s=0.05,
+        over_limit=2.0,
+        steps_per_s=4.0,
+        rival_goodput_bps=5e7,
+        final_loss=2.25,
+    )
+    cell = cell_result("200 Mbit/s, 10 streams", [entry])
+    columns, (found,) = rows(cell)
     shown = dict(zip(columns, found, strict=True))
     assert (shown["rivals"], shown["final loss"]) == ("50 Mbit/s", "2.25")
     assert "90 ms … 110 ms" in found
-    cells = [{"name": "200 Mbit/s, 10 streams", "contestants": [entry]}]
-    text = as_markdown(
-        {
-            "scenario": "s",
-            "published": "",
-            "quick": False,
-            "command": "c",
-            "dates": ["2026-05-01"] * 2,
-            "machine": {"cores": 2, "cpu": "x", "kernel": "6", "torch": "2"},
-            "errors": [],
-            "missing": 0,
-            "marks": [],
-            "cells": cells,
-        }
-    )
+    text = as_markdown(results(cells=[cell]))
     assert "| cell | contestant | samples | median | limit | throughput | rivals | final" in text
     assert "| 50 ms | 4 steps/s | 50 Mbit/s | 2.25 |" in text
 
@@ -663,13 +647,13 @@ def test_a_mark_is_open_where_the_tail_was_another() -> None:
         return Measured(Cell({"axis": label}, tuned), entries)
 
     calm, wild, tame = cell("a", 1.5, 0.15), cell("b", 3.0, 0.31), cell("b", 3.0, 0.15)
-    assert judge(mark, [calm, wild])["met"] is True
+    assert judge(mark, [calm, wild]).met is True
     found = judge(mark, [calm, tame])
-    assert found["met"] is None
-    assert found["value"] is None
+    assert found.met is None
+    assert found.value is None
     assert verdict(found) == "open: b: the tail was 1.50, wanted 3"
     # the cell that it is compared with counts as much
-    assert judge(mark, [cell("a", 1.5, 0.53), wild])["met"] is None
+    assert judge(mark, [cell("a", 1.5, 0.53), wild]).met is None
 
 
 def test_turns_are_cut_where_a_step_loses() -> None:

@@ -20,17 +20,20 @@ from gradwire import cli
 from gradwire_calls import Lab
 from gradwire_lab.report.command import app
 from gradwire_lab.run import checks
+from gradwire_lab.run.model import as_json
+from lab_results import results
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
 
-def check_times(document: dict[str, Any], entry: dict[str, Any]) -> None:
+def check_times(document: dict[str, Any], cell: dict[str, Any], entry: dict[str, Any]) -> None:
     """The numbers of a contestant, against its own raw samples."""
-    seconds = [each for track in entry["tracks"] for each in track["seconds"]]
+    tracks = [each["run"]["tracks"][entry["name"]] for each in cell["runs"]]
+    seconds = [each for track in tracks for each in track["seconds"]]
     assert len(seconds) == entry["samples"] > 0
     assert entry["max_s"] == max(seconds)
     assert entry["p99_s"] is None  # too few samples
-    assert len(entry["tracks"]) == entry["seeds"] == len(document["work"]["seeds"])
+    assert len(tracks) == entry["seeds"] == len(document["work"]["seeds"])
 
 
 @pytest.mark.slow
@@ -59,11 +62,12 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
             "tcp bbr",
         ]
         for entry in cell["contestants"]:
-            check_times(document, entry)
+            check_times(document, cell, entry)
         ours, tcp, _ = cell["contestants"]
+        track = cell["runs"][0]["run"]["tracks"]["tcp cubic"]
         # What 3 workers push crosses one port of 1 Gbit/s, whose bucket lets 72 KiB pass at once.
-        assert min(tcp["tracks"][0]["seconds"]) > (3 * 1_000_000 - 80_000) * 8 / 1e9
-        assert tcp["reports"][0][0]["congestion_control"] == "cubic"
+        assert min(track["seconds"]) > (3 * 1_000_000 - 80_000) * 8 / 1e9
+        assert track["reports"][0]["congestion_control"] == "cubic"
         assert ours["delivered_min"] < 1.0  # a push that is late closes with less
         assert ours["delivered"] > 0.5
         sent = ours["wire_bytes_per_round"]  # by the workers with headers, ACKs by the server
@@ -72,7 +76,7 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
         assert 1.03 * 3_000_000 < tcp["wire_bytes_per_round"] < 2 * 3_000_000
     # A push on a busy machine is late, and closes before much of what was lost is sent again.
     assert lossy["contestants"][0]["retransmitted"] > 0
-    assert lossy["runs"][0]["lost_packets"] > 100
+    assert lossy["runs"][0]["run"]["lost"] > 100
     assert 0.0 <= lossy["runs"][0]["stolen"] <= 1.0
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 4  # a time line and a distribution of each cell
@@ -117,14 +121,14 @@ def test_the_short_form_of(name: str, tmp_path: Path) -> None:
     assert (document["errors"], document["missing"]) == ([], 0)
     for cell in document["cells"]:
         for entry in cell["contestants"]:
-            check_times(document, entry)
+            check_times(document, cell, entry)
             assert (entry["push"] is None) == (entry["transport"] != "gradwire")
             if name == "plot_tail":
                 assert entry["rival_goodput_bps"] > 1e6
             if name == "dblp_round" and entry["name"].startswith("probe"):
                 assert entry["passes_max"] > 1
     if name == "netsenseml_bandwidth":
-        rates = {each["what"] for each in document["cells"][0]["runs"][0]["events"]}
+        rates = {each["what"] for each in document["cells"][0]["runs"][0]["run"]["events"]}
         assert rates == {"rate 100 Mbit/s", "rate 50 Mbit/s"}
 
 
@@ -139,22 +143,23 @@ def test_a_quick_run_of_training(tmp_path: Path) -> None:
     lab.check_that_nothing_is_left()
     document = json.loads((out / "results.json").read_text())
     (cell,) = document["cells"]
-    facts = cell["runs"][0]["facts"]
+    run = cell["runs"][0]["run"]
+    facts = run["facts"]
     assert facts["compute_s"] > 0
     for entry in cell["contestants"]:
-        check_times(document, entry)
+        check_times(document, cell, entry)
         if entry["name"] != "probe P_low":  # its way down is lossy, as the paper's
             assert entry["replicas_identical"] is True
         assert entry["final_loss"] > 0
-        assert [step for step, _, _ in entry["tracks"][0]["losses"]] == [9, 16]
+        assert [step for step, _, _ in run["tracks"][entry["name"]]["losses"]] == [9, 16]
     fixed, ours, gloo = cell["contestants"]
     assert fixed["delivered_min"] >= 0.99  # it may lose 0.8 %
     assert ours["delivered_min"] < fixed["delivered_min"]
     assert gloo["delivered"] is None
-    ring = 2 * (cell["workers"] - 1) * 4 * facts["parameters"]
+    ring = 2 * (cell["topology"]["workers"] - 1) * 4 * facts["parameters"]
     assert 1.02 * ring < gloo["wire_bytes_per_round"] < 2 * ring
-    assert cell["runs"][0]["lost_packets"] > 0  # in steps 5 and 12
-    assert len(cell["runs"][0]["lossy"]) == 2 * len(cell["contestants"])
+    assert run["lost"] > 0  # in steps 5 and 12
+    assert len(run["lossy"]) == 2 * len(cell["contestants"])
     assert (out / "report.html").read_text().count("<svg") == 4
 
 
@@ -225,7 +230,7 @@ def test_a_frozen_host_holds_its_round_up_and_a_killed_one_is_named(tmp_path: Pa
     (entry,) = cell["contestants"]
     assert entry["max_s"] > 0.5
     assert entry["median_s"] < 0.5
-    assert [event["what"] for event in cell["runs"][0]["events"]] == [
+    assert [event["what"] for event in cell["runs"][0]["run"]["events"]] == [
         "freeze host 1",
         "heal host 1",
     ]
@@ -311,19 +316,8 @@ def test_a_scenario_is_found_by_the_name_that_is_listed(
 
 
 def test_a_report_makes_the_folder_it_is_written_to(tmp_path: Path) -> None:
-    document = {
-        "kind": "gradwire lab",
-        "format": 1,
-        "scenario": "s",
-        "title": "t",
-        "quick": False,
-        "dates": ["2026-05-01T10:00:00+00:00"] * 2,
-        "command": "gradwire lab run",
-        "cells": [],
-        "marks": [],
-    }
     for name in ("a", "b"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+        (tmp_path / f"{name}.json").write_text(json.dumps(as_json(results())))
     files = [str(tmp_path / f"{name}.json") for name in ("a", "b")]
     page = tmp_path / "there" / "is" / "none.html"
     runner = CliRunner()
@@ -388,7 +382,7 @@ def test_a_run_on_leaves_calibrates_its_uplinks_and_names_them(tmp_path: Path) -
     assert calibration["wanted"] == pytest.approx(2 * 50e6 * 1448 / 1514)
     assert 0.25 < calibration["reached"] / calibration["wanted"] < 1.05
     (cell,) = document["cells"]
-    assert (cell["topology"], cell["uplinks"]["rate"]) == (words, 50_000_000)
+    assert cell["topology"]["uplink_rate"] == 50e6
     (entry,) = cell["contestants"]
     assert entry["limit_s"] == pytest.approx(400_000 * 8 / 50e6)
     assert entry["over_limit"] > 0.9  # no faster than its uplink, but for what a bucket holds
@@ -420,17 +414,17 @@ def test_a_run_on_switches_that_mark_counts_the_marks(tmp_path: Path) -> None:
     assert document["kernel"]["topology"] == [words]
     assert "which mark" in document["kernel"]["shaper"]
     (cell,) = document["cells"]
-    assert cell["ecn"] == 16_384
-    (run,) = cell["runs"]
-    assert run["marked_packets"] > 0
+    assert cell["topology"]["ecn"] == 16_384
+    run = cell["runs"][0]["run"]
+    assert run["marked"] > 0
     assert run["wire_failures"] == 0
-    engines = [each["engine"] for each in cell["contestants"][0]["reports"][0]]
+    engines = [each["engine"] for each in run["tracks"]["ours"]["reports"]]
     assert sum(each["marked"] for each in engines) > 0
     assert [each["ecn_failed"] for each in engines] == [0, 0]
     assert min(entry["over_limit"] for entry in cell["contestants"]) > 0.9
     page = (out / "report.html").read_text()
     assert words in page
-    assert f"the switches marked {run['marked_packets']} packets" in page
+    assert f"the switches marked {run['marked']} packets" in page
 
 
 def test_a_congestion_control_that_the_kernel_lacks_is_named_before() -> None:

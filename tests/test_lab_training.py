@@ -13,7 +13,7 @@ import pytest
 from gradwire_lab.network.presets import Burst
 from gradwire_lab.run import training
 from gradwire_lab.run.faults import Faults
-from gradwire_lab.run.samples import CellRun
+from gradwire_lab.run.model import CellRun
 from gradwire_lab.scenario import load
 from gradwire_lab.training.trainee import RankStep
 

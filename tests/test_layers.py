@@ -42,7 +42,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "training": ("contest", "network"),
         "scenario": ("training", "contest", "network"),
         "run": ("scenario", "training", "contest", "network"),
-        "report": ("scenario",),
+        "report": ("run", "scenario"),
         "command": ("run", "report", "scenario", "contest", "network"),
         "demo": ("report", "training", "contest", "network"),
         "study": ("run", "training", "contest", "network"),

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
 if TYPE_CHECKING:
     from gradwire_lab.run.agenda import Agenda
     from gradwire_lab.run.journal import Journal
+    from gradwire_lab.run.model import Results
     from gradwire_lab.scenario import Experiment
 
 __all__ = ["app"]
@@ -227,7 +228,7 @@ def show(
         except OSError as error:
             _refuse(f"--page {page}: cannot be written: {error.strerror}")
     if as_json:
-        typer.echo(json.dumps(found, allow_nan=False))
+        typer.echo(_text(found))
     elif markdown:
         typer.echo(as_markdown(found))
     else:
@@ -274,7 +275,7 @@ def _run(
         with _writing(folder):
             _write(found, folder, progress)
         if as_json:
-            typer.echo(json.dumps(found, allow_nan=False))
+            typer.echo(_text(found))
         elif not interrupted:
             show(found, Console())
     if changed is not None:
@@ -308,11 +309,17 @@ def _writing(folder: Path) -> Iterator[None]:
         _refuse(f"--out {folder}: cannot be made or written: {error.strerror or error}")
 
 
-def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:
+def _text(found: Results) -> str:
+    from gradwire_lab.run.model import as_json
+
+    return json.dumps(as_json(found), allow_nan=False)
+
+
+def _write(found: Results, folder: Path, progress: Console) -> None:
     """Write both files whole: what was there stays until then."""
     results, page = folder / "results.json", folder / "report.html"
     spare = folder / "results.json.new"
-    spare.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+    spare.write_text(_text(found) + "\n", encoding="utf-8")
     spare.replace(results)
     from gradwire_lab.report.page import write_page
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,13 +15,14 @@ from rich.text import Text
 from gradwire_lab.report.compare import COLUMNS, compare
 from gradwire_lab.report.markdown import as_markdown
 from gradwire_lab.report.words import dates, filled, mark_rows
+from gradwire_lab.run.model import FORMAT, KIND, Results
+from gradwire_lab.scenario.reader import ScenarioError, build
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
 RESULTS = "results.json"
-FORMAT = 1
 _BAD_INPUT = 2
 
 
@@ -41,21 +40,12 @@ def report(
 ) -> None:
     """Compare runs of the lab: the same contestants in the same cells, run beside run."""
     documents = {str(folder): read(folder) for folder in folders}
-    alone, page = len(documents) == 1, ""
-    # Each is tried by itself, so that an error names its file.
-    for folder, document in documents.items():
-        with _whole(Path(folder)):
-            _tables(compare({folder: document}))
-            mark_rows(document)
-            if markdown:
-                as_markdown(document)
-            if out is not None:
-                page = _page(document) if alone else _comparison({folder: document})
     found = compare(documents)
     if out is not None:
+        page = _page if len(documents) == 1 else _comparison
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(page if alone else _comparison(documents), encoding="utf-8")
+            out.write_text(page(documents), encoding="utf-8")
         except OSError as error:
             _refuse(f"--out {out}: cannot be written: {error.strerror}")
     if as_json:
@@ -69,7 +59,7 @@ def report(
     for table in _tables(found):
         console.print(table)
     for folder, document in documents.items():
-        for text, ours, wanted, _, verdict in mark_rows(document):
+        for text, ours, wanted, _, verdict in mark_rows(document.marks):
             line = Text(f"{folder}: {text}: {ours} (mark {wanted}): {verdict}")
             console.print(line, highlight=False)
 
@@ -99,9 +89,9 @@ def _cell(row: dict[str, Any] | None) -> str:
     return f"{row['median']} ({row['× the first run']}), {row['p99']}, {row['× limit']}"
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Return the JSON of a run's folder, or of the file itself."""
-    path = _file(folder)
+def read(folder: Path) -> Results:
+    """Return the results of a run's folder, or of the file itself."""
+    path = folder / RESULTS if folder.is_dir() else folder
     if folder.is_dir() and not path.exists() and (folder / "runs.jsonl").exists():
         _refuse(
             f"{folder}: has samples of its rounds only; type "
@@ -113,35 +103,27 @@ def read(folder: Path) -> dict[str, Any]:
         _refuse(f"{path}: cannot be read: {error.strerror}")
     except (ValueError, RecursionError):
         _refuse(f"{path}: not JSON")
-    if not isinstance(document, dict) or document.get("kind") != "gradwire lab":
+    if not isinstance(document, dict) or document.get("kind") != KIND:
         _refuse(f"{path}: not written by `gradwire lab run`")
     if document.get("format") != FORMAT:
-        _refuse(f"{path}: format={document.get('format')!r}: this gradwire reads {FORMAT}")
-    return document
-
-
-def _file(folder: Path) -> Path:
-    return folder / RESULTS if folder.is_dir() else folder
-
-
-@contextlib.contextmanager
-def _whole(folder: Path) -> Iterator[None]:
-    """Refuse a run's JSON that lacks something or has it in another form, in a sentence."""
+        _refuse(
+            f"{path}: format={document.get('format')!r}: this gradwire reads {FORMAT}; "
+            "`gradwire lab show` shows the runs beside it, and `gradwire lab run` makes it anew"
+        )
     try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        missing = isinstance(error, KeyError)
-        words = f"{error} is missing" if missing else " ".join(str(error).split())
-        _refuse(f"{_file(folder)}: not as `gradwire lab run` writes it: {words}")
+        return build(Results, document, f"{path}: not as `gradwire lab run` writes it:")
+    except ScenarioError as error:
+        _refuse(str(error))
 
 
-def _page(document: dict[str, Any]) -> str:
+def _page(documents: dict[str, Results]) -> str:
     from gradwire_lab.report.page import render
 
+    (document,) = documents.values()
     return render(document)
 
 
-def _comparison(documents: dict[str, dict[str, Any]]) -> str:
+def _comparison(documents: dict[str, Results]) -> str:
     from gradwire_lab.report.template import fill
 
     found = compare(documents)
@@ -152,7 +134,9 @@ def _comparison(documents: dict[str, dict[str, Any]]) -> str:
         columns=columns,
         rows=rows,
         marks=[
-            (folder, *row) for folder, document in documents.items() for row in mark_rows(document)
+            (folder, *row)
+            for folder, document in documents.items()
+            for row in mark_rows(document.marks)
         ],
         documents=documents,
         dates=dates,

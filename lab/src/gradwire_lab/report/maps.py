@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib
 from matplotlib.colors import LogNorm
@@ -11,27 +10,28 @@ from matplotlib.figure import Figure
 
 from gradwire_lab.report.drawing import STYLE, plain, svg
 from gradwire_lab.report.plots import literal
+from gradwire_lab.run.model import Results
 
 __all__ = ["grid_values", "map_plot", "sheets"]
 
 
-def sheets(document: Mapping[str, Any]) -> list[dict[str, str]]:
+def sheets(document: Results) -> list[dict[str, str]]:
     """Return the labels on all other axes than rows and columns; each gets its own map."""
-    shown = {document["map"]["rows"], document["map"]["columns"]}
+    shown = {document.map.rows, document.map.columns}
     others = [
-        {axis: label for axis, label in cell["labels"].items() if axis not in shown}
-        for cell in document["cells"]
+        {axis: label for axis, label in cell.labels.items() if axis not in shown}
+        for cell in document.cells
     ]
     return [each for at, each in enumerate(others) if each not in others[:at]]
 
 
 def grid_values(
-    document: Mapping[str, Any], contestant: str, sheet: Mapping[str, str] | None = None
+    document: Results, contestant: str, sheet: Mapping[str, str] | None = None
 ) -> tuple[list[str], list[str], list[list[float | None]], bool]:
     """Return a contestant's tail in each cell over its median in the quiet cell of the same column.
 
     Args:
-        document: a document of `gradwire_lab.run.results`.
+        document: the results.
         contestant: its name.
         sheet: labels of the cells; see `sheets`.
 
@@ -39,39 +39,38 @@ def grid_values(
         Labels of the rows and of the columns, the values (None: not measured), and whether the
         tail is the 99th percentile: where a cell has too few samples for one it is the maximum.
     """
-    axes, wanted = document["map"], (sheet or {}).items()
-    cells = [cell for cell in document["cells"] if wanted <= cell["labels"].items()]
+    axes, wanted = document.map, (sheet or {}).items()
+    cells = [cell for cell in document.cells if wanted <= cell.labels.items()]
     entries = {
-        (cell["labels"][axes["rows"]], cell["labels"][axes["columns"]]): entry
+        (cell.labels[axes.rows], cell.labels[axes.columns]): entry
         for cell in cells
-        for entry in cell["contestants"]
-        if entry["name"] == contestant
+        for entry in cell.contestants
+        if entry.name == contestant
     }
-    labels = [cell["labels"] for cell in cells]
-    rows = list(dict.fromkeys(each[axes["rows"]] for each in labels))
-    columns = list(dict.fromkeys(each[axes["columns"]] for each in labels))
-    exact = all(entry["p99_s"] is not None for entry in entries.values())
+    labels = [cell.labels for cell in cells]
+    rows = list(dict.fromkeys(each[axes.rows] for each in labels))
+    columns = list(dict.fromkeys(each[axes.columns] for each in labels))
+    exact = all(entry.p99_s is not None for entry in entries.values())
     values: list[list[float | None]] = []
     for row in rows:
         line: list[float | None] = []
         for column in columns:
-            entry, quiet = entries.get((row, column)), entries.get((axes["quiet"], column))
-            if entry is None or quiet is None:
+            entry, quiet = entries.get((row, column)), entries.get((axes.quiet, column))
+            tail = None if entry is None else entry.p99_s if exact else entry.max_s
+            if tail is None or quiet is None or not quiet.median_s:
                 line.append(None)
             else:
-                line.append(entry["p99_s" if exact else "max_s"] / quiet["median_s"])
+                line.append(tail / quiet.median_s)
         values.append(line)
     return rows, columns, values, exact
 
 
-def map_plot(document: Mapping[str, Any]) -> str:
+def map_plot(document: Results) -> str:
     """Draw the map: a panel for each contestant, in a line for each label of further axes.
 
     All panels share their colours. The map is empty where no contestant has samples.
     """
-    names = list(
-        dict.fromkeys(each["name"] for cell in document["cells"] for each in cell["contestants"])
-    )
+    names = list(dict.fromkeys(each.name for cell in document.cells for each in cell.contestants))
     if not names:
         return ""
     lines = sheets(document)

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from gradwire_lab.report.maps import map_plot
 from gradwire_lab.report.plots import cell_plots, colours
 from gradwire_lab.report.template import fill
-from gradwire_lab.report.words import dates, mark_rows, notes, number, reached, rows, share
+from gradwire_lab.report.words import (
+    dates,
+    mark_rows,
+    notes,
+    number,
+    reached,
+    rows,
+    share,
+)
+from gradwire_lab.run.model import Judgement, Results
 
 __all__ = ["render", "write_page"]
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render(document: Results) -> str:
     """Return the page of a run's JSON as text."""
     palette = colours(document)
     cells = [
         (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))
-        for cell in document["cells"]
-        if cell["runs"]
+        for cell in document.cells
+        if cell.runs
     ]
-    drawn = map_plot(document) if document["map"]["rows"] else ""
+    drawn = map_plot(document) if document.map.rows else ""
     return fill(
         Path(__file__).with_name("run.html.j2"),
-        title=document["title"],
+        title=document.title,
         dates=dates(document),
         document=document,
-        marks=mark_rows(document),
+        marks=mark_rows(document.marks),
         mark_cells=_mark_cells,
         map=Markup(drawn) if drawn else None,
         cells=cells,
@@ -40,16 +48,13 @@ def render(document: Mapping[str, Any]) -> str:
     )
 
 
-def write_page(document: Mapping[str, Any], path: Path) -> None:
+def write_page(document: Results, path: Path) -> None:
     """Write the page to a file."""
     path.write_text(render(document), encoding="utf-8")
 
 
-def _mark_cells(mark: Mapping[str, Any]) -> list[list[str]]:
-    return [
-        [row["cell"], reached(row), number(row["wanted"]), number(row.get("cap"))]
-        for row in mark["cells"]
-    ]
+def _mark_cells(mark: Judgement) -> list[list[str]]:
+    return [[row.cell, reached(row), number(row.wanted), number(row.cap)] for row in mark.cells]
 
 
 def _shares(values: Sequence[float]) -> str:

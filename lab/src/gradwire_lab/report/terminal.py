@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from rich import box
 from rich.console import Console
@@ -11,33 +10,32 @@ from rich.measure import measure_renderables
 from rich.table import Table
 from rich.text import Text
 
-from gradwire_lab.report.words import filled, mark_rows, notes, rows
+from gradwire_lab.report.words import MARK_COLUMNS, filled, mark_rows, notes, rows
+from gradwire_lab.run.model import Results
 
 __all__ = ["show", "turned"]
 
 _COLOURS = {"met": "green", "missed": "red"}
 
 
-def show(document: Mapping[str, Any], console: Console) -> None:
+def show(document: Results, console: Console) -> None:
     """Print cells, marks and notes."""
-    for cell in document["cells"]:
+    for cell in document.cells:
         columns, found = rows(cell)
         if not found:
             continue
-        title = Text(f"{document['scenario']}: {cell['name']}", "table.title")
+        title = Text(f"{document.scenario}: {cell.name}", "table.title")
         for table in turned(columns, found, console, title=title):
             console.print(table)
-    if document["marks"]:
-        table = Table(title="marks", box=box.SIMPLE_HEAD)
-        for column in ("wanted", "ours", "mark", "of", ""):
-            table.add_column(column)
-        for text, ours, wanted, scope, verdict in mark_rows(document):
+    if document.marks:
+        table = Table(*MARK_COLUMNS, title="marks", box=box.SIMPLE_HEAD)
+        for text, ours, wanted, scope, verdict in mark_rows(document.marks):
             colour = _COLOURS.get(verdict.split(" ")[0], "dim")
             table.add_row(Text(text), ours, wanted, scope, Text(verdict, colour))
         console.print(table)
     for line in notes(document):
         console.print(Text(f"· {line}"), style="dim", highlight=False)
-    for error in document["errors"]:
+    for error in document.errors:
         console.print(Text(f"failed: {error}"), style="bold red", highlight=False)
 
 

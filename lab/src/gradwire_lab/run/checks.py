@@ -7,7 +7,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gradwire_lab.contest.interrupts import uninterrupted
@@ -15,6 +15,7 @@ from gradwire_lab.contest.rivals import RivalStreams, goodput
 from gradwire_lab.network.network import Network, probe
 from gradwire_lab.network.presets import MAX_FRAME
 from gradwire_lab.network.wire import Wire
+from gradwire_lab.run.model import Calibration
 from gradwire_lab.run.shares import carried, crossing_flows
 from gradwire_lab.run.wires import wires_of
 from gradwire_lab.scenario.load import Cell, Experiment
@@ -22,7 +23,7 @@ from gradwire_lab.scenario.network import Topology
 from gradwire_lab.scenario.reader import ScenarioError
 from gradwire_lab.scenario.schema import Scenario
 
-__all__ = ["Calibration", "calibrate", "check", "fastest"]
+__all__ = ["calibrate", "check", "fastest"]
 
 HOST_BYTES = 280_000_000
 """Memory that a rank takes before its buffers: Python, torch and the engine."""
@@ -44,25 +45,6 @@ _PAYLOAD = 1448 / MAX_FRAME
 
 _SECONDS = 0.8
 _ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A calibration holds what a machine carried on a cell's network, in bit/s of payload.
-
-    All ports and uplinks were busy meanwhile.
-
-    Attributes:
-        network: what the ports are called.
-        hosts: how many there were.
-        wanted: what ports and uplinks would carry.
-        reached: what they did.
-    """
-
-    network: str
-    hosts: int
-    wanted: float
-    reached: float
 
 
 def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:

@@ -13,10 +13,10 @@ from gradwire_lab.contest.ranks import RankError
 from gradwire_lab.network.network import LabUnavailable
 from gradwire_lab.run.agenda import Agenda, Key, duration, time_left
 from gradwire_lab.run.build import build, commit
-from gradwire_lab.run.checks import ENOUGH, QUICK_ENOUGH, Calibration, calibrate, fastest
+from gradwire_lab.run.checks import ENOUGH, QUICK_ENOUGH, calibrate, fastest
 from gradwire_lab.run.ground import open_ground
-from gradwire_lab.run.journal import Journal, Record, fingerprint
-from gradwire_lab.run.samples import CellRun
+from gradwire_lab.run.journal import Journal, fingerprint
+from gradwire_lab.run.model import Calibration, CellRun, Record
 from gradwire_lab.run.training import run_training
 from gradwire_lab.run.transfers import run_transfers
 from gradwire_lab.run.wires import wires_of

@@ -6,20 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from gradwire_lab.network.network import LabUnavailable
+from gradwire_lab.run.model import Event
 from gradwire_lab.scenario.network import Fault
 
-__all__ = ["Event", "Faults"]
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event was done to the network, at a moment of ``time.monotonic()``."""
-
-    at: float
-    what: str
+__all__ = ["Faults"]
 
 
 class Faults:

@@ -14,7 +14,8 @@ from gradwire_lab.contest.interrupts import uninterrupted
 from gradwire_lab.contest.rivals import RivalStreams
 from gradwire_lab.network.bursts import BurstRecord, BurstTraffic
 from gradwire_lab.network.network import LabUnavailable, Network
-from gradwire_lab.run.faults import Event, Faults
+from gradwire_lab.run.faults import Faults
+from gradwire_lab.run.model import Event
 from gradwire_lab.run.wires import lossy, wires_of
 from gradwire_lab.scenario.network import Fault
 from gradwire_lab.scenario.schema import Scenario

@@ -12,18 +12,18 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gradwire.training.configure import configure
-from gradwire_lab.run.build import build, machine, settings_outside
-from gradwire_lab.run.checks import Calibration
-from gradwire_lab.run.samples import CellRun, cell_run_of, cell_run_table
+from gradwire_lab.run.build import build as build_here
+from gradwire_lab.run.build import machine, settings_outside
+from gradwire_lab.run.model import Calibration, Record, as_json
 from gradwire_lab.scenario.load import Cell
-from gradwire_lab.scenario.reader import ScenarioError
+from gradwire_lab.scenario.reader import ScenarioError, build
 
-__all__ = ["NAME", "Journal", "Record", "fingerprint"]
+__all__ = ["NAME", "Journal", "fingerprint"]
 
 NAME = "runs.jsonl"
 FORMAT = 1
@@ -68,40 +68,6 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Record:
-    """A record is of one run, which is one cell with one seed.
-
-    Attributes:
-        cell: its name.
-        seed: the run's.
-        scenario: fingerprint of the cell, see `fingerprint`.
-        date: when it began, ISO 8601, UTC.
-        took_s: how long it took, set-up included.
-        gradwire: version and fingerprint of what measured.
-        commit: the commit of a source checkout.
-        machine: the machine and its software.
-        settings: GRADWIRE_* variables that were set.
-        load: the load of the machine when it began.
-        stolen: share of the processor time wanted meanwhile that a hypervisor gave to others; None
-            if it is not known, as in some of the runs in experiments/results.
-        run: the samples.
-    """
-
-    cell: str
-    seed: int
-    scenario: str
-    date: str
-    took_s: float
-    gradwire: str
-    commit: str | None
-    machine: dict[str, Any]
-    settings: dict[str, str]
-    load: float
-    run: CellRun
-    stolen: float | None = None
-
-
 class Journal:
     """A journal reads and adds the runs of a folder; it is open while a ``with`` block lasts.
 
@@ -134,7 +100,7 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
-        self.here = (build(), machine(), settings_outside())
+        self.here = (build_here(), machine(), settings_outside())
         self.records: list[Record] = []
         self.calibrations: list[Calibration] = []
         try:
@@ -187,17 +153,16 @@ class Journal:
         del line["format"]
         what = line.pop("what")
         if what == "calibration":
-            self.calibrations.append(Calibration(**line))
+            self.calibrations.append(build(Calibration, line, what))
         elif what == "forget":
             self._drop({(cell, seed) for cell, seed in line["runs"]})
         else:
-            self.records.append(Record(**{**line, "run": cell_run_of(line["run"])}))
+            self.records.append(build(Record, line, what))
 
     def add(self, record: Record) -> None:
         """Write a run; it is on the disk when this returns, and what it replaces is gone."""
         self._let_go()
-        fields = {name: value for name, value in vars(record).items() if name != "run"}
-        self._write({"what": "run", **fields, "run": cell_run_table(record.run)})
+        self._write({"what": "run", **as_json(record)})
 
     def add_calibration(self, found: Calibration) -> None:
         """Write a calibration; where the journal starts over, with the first run."""
@@ -207,7 +172,7 @@ class Journal:
             self._write_calibration(found)
 
     def _write_calibration(self, found: Calibration) -> None:
-        self._write({"what": "calibration", **asdict(found)})
+        self._write({"what": "calibration", **as_json(found)})
 
     def _let_go(self) -> None:
         """Throw away what a new run replaces.

@@ -12,7 +12,7 @@ from gradwire_lab.contest.measure import FRAME_PAYLOAD, percentile
 from gradwire_lab.contest.rivals import goodput
 from gradwire_lab.network.presets import MAX_FRAME
 from gradwire_lab.run.limits import limit
-from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.model import CellRun, Quantities, Summary, Times, Track
 from gradwire_lab.scenario.contestant import Contestant
 from gradwire_lab.scenario.mark import P99_SAMPLES
 from gradwire_lab.scenario.schema import Scenario
@@ -23,19 +23,19 @@ P999_SAMPLES = 3000
 """A 99.9th percentile of fewer samples is not given."""
 
 
-def times(seconds: Sequence[float]) -> dict[str, float | None]:
+def times(seconds: Sequence[float]) -> Times:
     """Summarise times in a few numbers, in seconds; all are None where there are no times."""
     if not seconds:
-        return dict.fromkeys(("median_s", "mean_s", "p95_s", "p99_s", "p999_s", "max_s"))
+        return Times(*[None] * 6)
     count = len(seconds)
-    return {
-        "median_s": percentile(seconds, 50),
-        "mean_s": statistics.fmean(seconds),
-        "p95_s": percentile(seconds, 95),
-        "p99_s": percentile(seconds, 99) if count >= P99_SAMPLES else None,
-        "p999_s": percentile(seconds, 99.9) if count >= P999_SAMPLES else None,
-        "max_s": max(seconds),
-    }
+    return Times(
+        median_s=percentile(seconds, 50),
+        mean_s=statistics.fmean(seconds),
+        p95_s=percentile(seconds, 95),
+        p99_s=percentile(seconds, 99) if count >= P99_SAMPLES else None,
+        p999_s=percentile(seconds, 99.9) if count >= P999_SAMPLES else None,
+        max_s=max(seconds),
+    )
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
@@ -52,7 +52,7 @@ def interval(values: Sequence[float]) -> list[float] | None:
 
 def summarize(
     each: Contestant, scenario: Scenario, runs: Mapping[int, CellRun], *, limited: bool = True
-) -> dict[str, Any] | None:
+) -> Summary | None:
     """Summarise a contestant in a cell; None if it has no samples.
 
     Args:
@@ -76,36 +76,41 @@ def summarize(
     training = scenario.work.kind == "training"
     whole = _useful(scenario, size) * 8
 
-    def quantities(tracks: Mapping[int, Track]) -> dict[str, Any]:
-        return _quantities(each.name, scenario, tracks, runs, limited=limited)
-
-    together = quantities(found)
-    alone = {seed: quantities({seed: track}) for seed, track in found.items()}
+    together = _quantities(each.name, scenario, found, runs, limited=limited)
+    alone = {
+        seed: _quantities(each.name, scenario, {seed: track}, runs, limited=limited)
+        for seed, track in found.items()
+    }
     communicated = sum(sum(track.seconds) for track in tracks)
     prints = [track.fingerprints for track in tracks if track.fingerprints]
-    return {
-        "samples": sum(len(track.seconds) for track in tracks),
-        "seeds": len(tracks),
-        **together,
-        "intervals": _intervals(list(alone.values())),
-        "bound": bound,
-        "limit_s": floor,
-        "over_limit": None if floor is None else together["median_s"] / floor,
-        "rate_limit_bps": (
+    return Summary(
+        name=each.name,
+        transport=each.transport,
+        samples=sum(len(track.seconds) for track in tracks),
+        seeds=len(tracks),
+        **vars(together),
+        intervals=_intervals(list(alone.values())),
+        bound=bound,
+        limit_s=floor,
+        over_limit=None if floor is None else percentile(_seconds(tracks), 50) / floor,
+        rate_limit_bps=(
             None
             if training or not limited
             else whole / (limit(scenario, size, 0.0) * MAX_FRAME / FRAME_PAYLOAD)
         ),
-        "comm_share": (
+        comm_share=(
             communicated / sum(track.job_s for track in tracks)
             if training or scenario.work.compute_s
             else None
         ),
         **_delivery(tracks),
-        "replicas_identical": (all(len(set(each)) == 1 for each in prints) if prints else None),
-        "by_seed": {str(seed): one for seed, one in alone.items()},  # JSON keys are text
-        "reports": [track.reports for track in tracks],
-    }
+        replicas_identical=(all(len(set(each)) == 1 for each in prints) if prints else None),
+        by_seed={str(seed): one for seed, one in alone.items()},
+    )
+
+
+def _seconds(tracks: Sequence[Track]) -> list[float]:
+    return [value for track in tracks for value in track.seconds]
 
 
 def _quantities(
@@ -115,29 +120,29 @@ def _quantities(
     runs: Mapping[int, CellRun],
     *,
     limited: bool,
-) -> dict[str, Any]:
+) -> Quantities:
     """Compute the quantities that marks compare, over these seeds together; see `summarize`."""
     own = list(tracks.values())
-    seconds = [value for track in own for value in track.seconds]
+    seconds = _seconds(own)
     job = sum(track.job_s for track in own)
     throughput = None
     if scenario.work.kind != "training" and limited:
         whole = _useful(scenario, scenario.work.bytes) * 8 * len(seconds)
         throughput = whole / sum(seconds)
-    return {
-        **times(seconds),
-        "throughput_bps": throughput,
-        "goodput_bps": None if throughput is None else throughput * _counted(own),
-        "job_s": job / len(own),
-        "steps_per_s": len(seconds) / job,
-        "rival_goodput_bps": _rivals(name, [runs[seed] for seed in tracks]),
+    return Quantities(
+        **vars(times(seconds)),
+        throughput_bps=throughput,
+        goodput_bps=None if throughput is None else throughput * _counted(own),
+        job_s=job / len(own),
+        steps_per_s=len(seconds) / job,
+        rival_goodput_bps=_rivals(name, [runs[seed] for seed in tracks]),
         **_learning(tracks, {seed: _target(scenario, runs[seed]) for seed in tracks}),
-    }
+    )
 
 
-def _intervals(alone: Sequence[Mapping[str, Any]]) -> dict[str, list[float] | None]:
+def _intervals(alone: Sequence[Quantities]) -> dict[str, list[float] | None]:
     """Return the interval of each quantity over seeds; None where a seed lacks it."""
-    found = {key: [each[key] for each in alone] for key in alone[0]}
+    found = {key: [getattr(each, key) for each in alone] for key in vars(alone[0])}
     return {key: None if None in values else interval(values) for key, values in found.items()}
 
 
@@ -201,7 +206,7 @@ def _target(scenario: Scenario, run: CellRun) -> float | None:
     lossless = run.tracks.get(model.target_of)
     if lossless is None or not lossless.losses:
         return None
-    return lossless.losses[-1][2] + model.target_within
+    return lossless.curve[-1][1] + model.target_within
 
 
 def _reached(track: Track, target: float | None) -> float | None:
@@ -212,7 +217,7 @@ def _reached(track: Track, target: float | None) -> float | None:
     if target is None:
         return None
     before: tuple[float, float] | None = None
-    for _, now, loss in track.losses:
+    for now, loss in track.curve:
         if loss <= target:
             if before is None:
                 return now
@@ -224,7 +229,7 @@ def _reached(track: Track, target: float | None) -> float | None:
 def _learning(tracks: Mapping[int, Track], targets: Mapping[int, float | None]) -> dict[str, Any]:
     reached = [_reached(track, targets[seed]) for seed, track in tracks.items()]
     known = [seconds for seconds in reached if seconds is not None]
-    last = [track.losses[-1][2] for track in tracks.values() if track.losses]
+    last = [track.curve[-1][1] for track in tracks.values() if track.losses]
     return {
         "final_loss": statistics.fmean(last) if last else None,
         "time_to_loss_s": statistics.fmean(known) if known and len(known) == len(tracks) else None,

@@ -16,7 +16,7 @@ from gradwire_lab.network.addresses import STORE_PORT
 from gradwire_lab.network.bursts import phase_of
 from gradwire_lab.network.clock import sleep_until
 from gradwire_lab.run.ground import Ground
-from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.model import CellRun, Track
 from gradwire_lab.run.transfers import Progress, round_limit
 from gradwire_lab.scenario.schema import Scenario
 from gradwire_lab.scenario.work import turn_length

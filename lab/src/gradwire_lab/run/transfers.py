@@ -11,7 +11,7 @@ from gradwire_lab.contest.race import Entry, Race, Round
 from gradwire_lab.contest.serving import route_settings
 from gradwire_lab.run.ground import Ground
 from gradwire_lab.run.limits import push_ideal
-from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.model import CellRun, Track
 from gradwire_lab.run.tail import tune
 from gradwire_lab.scenario.contestant import Contestant
 from gradwire_lab.scenario.schema import Scenario

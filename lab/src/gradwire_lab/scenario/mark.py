@@ -8,7 +8,7 @@ from typing import Any
 
 from gradwire_lab.scenario.reader import MISSING, ScenarioError, key
 
-__all__ = ["LIMIT", "P99_SAMPLES", "QUANTITIES", "TIMES", "Map", "Mark"]
+__all__ = ["LIMIT", "P99_SAMPLES", "QUANTITIES", "SCOPES", "TIMES", "Map", "Mark"]
 
 LIMIT = "limit"
 """Name that stands in a mark for the physical limit of the cell in place of a contestant."""
@@ -26,19 +26,23 @@ P99_SAMPLES = 300
 OF_SEEDS = ("final_loss",)
 """Quantities of which each seed has one."""
 
-QUANTITIES = (
-    "time_median",
-    "time_mean",
-    "time_p99",
-    "time_max",
-    "throughput",
-    "goodput",
-    "steps_per_s",
-    "job_time",
-    "rival_goodput",
-    "final_loss",
-    "time_to_loss",
-)
+QUANTITIES = {
+    "time_median": "median_s",
+    "time_mean": "mean_s",
+    "time_p99": "p99_s",
+    "time_max": "max_s",
+    "throughput": "throughput_bps",
+    "goodput": "goodput_bps",
+    "steps_per_s": "steps_per_s",
+    "job_time": "job_s",
+    "rival_goodput": "rival_goodput_bps",
+    "final_loss": "final_loss",
+    "time_to_loss": "time_to_loss_s",
+}
+"""What marks compare, and its name among `gradwire_lab.run.model.Quantities`."""
+
+SCOPES = {"every": "every cell; the worst", "mean": "mean of cells", "max": "largest cell"}
+"""Of which cells a mark's value is, and how tables put it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Mark:
 
     text: str = key(MISSING, "what has to hold, in words", line=True)
     contestant: str = key(MISSING, "whose quantity")
-    quantity: str = key("time_median", "which", choices=QUANTITIES)
+    quantity: str = key("time_median", "which", choices=[*QUANTITIES])
     over: tuple[str, ...] = key(
         (), 'contestants that it is divided by, or ["limit"]; none: the quantity itself'
     )
@@ -78,7 +82,7 @@ class Mark:
     scope: str = key(
         "every",
         "of which cells: every one, their mean, or the one largest",
-        choices=["every", "mean", "max"],
+        choices=[*SCOPES],
     )
 
     def __post_init__(self) -> None:

@@ -1,8 +1,10 @@
-"""The reader makes dataclasses from TOML tables; it refuses unknown keys and bad values."""
+"""The reader makes dataclasses from tables of TOML or JSON, and refuses what does not fit them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import types
 import typing
@@ -72,8 +74,8 @@ def build(kind: type[T], table: Any, where: str) -> T:
     """Make a dataclass from a table.
 
     Args:
-        kind: the dataclass, whose fields are made by `key`.
-        table: the table as the TOML parser gave it.
+        kind: the dataclass, whose fields may be made by `key`.
+        table: the table as the parser gave it.
         where: the file and the table's name, for errors; "file:" for the file's own keys.
 
     Raises:
@@ -89,18 +91,22 @@ def build(kind: type[T], table: Any, where: str) -> T:
                 f"{_inside(where, name)}: unknown key; known are {known}"
                 f"{suggestion(str(name), fields)}"
             )
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     values = {}
     for name, field in fields.items():
         place = _inside(where, name)
         if name in table:
             values[name] = _value(hints[name], table[name], field.metadata, place)
         elif field.default is MISSING and field.default_factory is MISSING:
-            raise ScenarioError(f"{place}: missing; {field.metadata['meaning']}")
+            meaning = field.metadata.get("meaning")
+            raise ScenarioError(f"{place}: missing" + (f"; {meaning}" if meaning else ""))
     try:
         return kind(**values)
     except ScenarioError as error:
         raise ScenarioError(f"{where.removesuffix(':')}: {error}") from None
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _inside(where: str, name: object) -> str:
@@ -109,23 +115,42 @@ def _inside(where: str, name: object) -> str:
 
 
 def _value(hint: Any, value: Any, metadata: Mapping[str, Any], where: str) -> Any:
-    origin = typing.get_origin(hint)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        hint = next(each for each in typing.get_args(hint) if each is not type(None))
-        origin = typing.get_origin(hint)
+        if value is None:
+            return None
+        hint = next(each for each in inner if each is not type(None))
+        origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if dataclasses.is_dataclass(hint):
         return build(hint, value, where)  # type: ignore[arg-type]
     if origin in (list, tuple):
-        inner = typing.get_args(hint)[0]
-        if not isinstance(value, list):
-            raise ScenarioError(f"{where}={value!r}: a list is expected")
-        made = [_value(inner, each, metadata, f"{where}[{n}]") for n, each in enumerate(value)]
-        return tuple(made) if origin is tuple else made
-    if origin is dict or hint is dict:
+        return _list(origin, inner, value, metadata, where)
+    if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise ScenarioError(f"{where}={value!r}: a table of keys is expected")
-        return dict(value)
+        return {
+            name: _value(inner[1], each, metadata, f"{where}.{name}")
+            for name, each in value.items()
+        }
     return _scalar(hint, value, metadata, where)
+
+
+def _list(origin: Any, inner: Any, value: Any, metadata: Mapping[str, Any], where: str) -> Any:
+    if not isinstance(value, list):
+        raise ScenarioError(f"{where}={value!r}: a list is expected")
+    if not metadata and all(type(each) is inner[0] for each in value):
+        return origin(value)  # the many samples of a run
+    hints = itertools.repeat(inner[0])
+    if origin is tuple and ... not in inner:
+        hints = inner
+        if len(value) != len(inner):
+            raise ScenarioError(f"{where}={value!r}: {len(inner)} values are expected")
+    return origin(
+        _value(each, one, metadata, f"{where}[{n}]")
+        for n, (each, one) in enumerate(zip(hints, value, strict=False))
+    )
 
 
 def _scalar(hint: Any, value: Any, metadata: Mapping[str, Any], where: str) -> Any:
@@ -136,9 +161,9 @@ def _scalar(hint: Any, value: Any, metadata: Mapping[str, Any], where: str) -> A
     if hint in (int, float):
         _check_number(value, metadata, where)
         return hint(value)
-    if metadata["line"] and not is_line(value):
+    if metadata.get("line") and not is_line(value):
         raise ScenarioError(f"{where}={value!r}: a text of one line is expected")
-    choices = metadata["choices"]
+    choices = metadata.get("choices", ())
     if choices and value not in choices:
         allowed = ", ".join(map(repr, choices))
         raise ScenarioError(f"{where}={value!r}: allowed are {allowed}{suggestion(value, choices)}")
@@ -146,7 +171,7 @@ def _scalar(hint: Any, value: Any, metadata: Mapping[str, Any], where: str) -> A
 
 
 def _check_number(value: float, metadata: Mapping[str, Any], where: str) -> None:
-    low, high, above = metadata["low"], metadata["high"], metadata["above"]
+    low, high, above = (metadata.get(name) for name in ("low", "high", "above"))
     limits = [
         text
         for limit, text in (
