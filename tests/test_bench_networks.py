@@ -1,12 +1,17 @@
 """`gradwire bench networks`: what it prints, that a seed repeats, and what it refuses."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from gradwire.sim.fabric import Fabric, Link
 from gradwire_lab.bench import app
-from gradwire_lab.bench.networks import GROUPS, far, run_cell
+from gradwire_lab.bench.network_groups import GROUPS, far
+from gradwire_lab.bench.network_scenes import Job, Scene
+from gradwire_lab.bench.networks import Cell, Mark, run_cell, run_networks
 
 RUNNER = CliRunner()
 
@@ -38,7 +43,23 @@ def test_a_table_names_each_network() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["nowhere"], ["--only", "no such network"], ["far", "--seeds", "0"]]
+    "args",
+    [
+        ["nowhere"],
+        ["--only", "no such network"],
+        ["far", "--seeds", "0"],
+        ["--rate", "0"],
+        ["--rate", "nan"],
+        ["--rate", "1", "--queue", "-64"],
+        ["--rate", "1", "--queue", "1"],
+        ["--rate", "1", "--uplinks", "0"],
+        ["--rate", "1", "--round-trip", "-1"],
+        ["--rate", "1", "--loss", "100"],
+        ["--rate", "1", "--ranks", "1"],
+        ["--rate", "1", "--size", "inf"],
+        ["far", "--rate", "1"],
+        ["far", "--beside", "no such file"],
+    ],
 )
 def test_what_cannot_be_is_refused_before_the_run(args: list[str]) -> None:
     result = RUNNER.invoke(app, ["networks", *args])
@@ -49,3 +70,86 @@ def test_networks_of_a_group_have_names_of_their_own() -> None:
     for name, cells in GROUPS.items():
         names = [cell.name for cell in cells()]
         assert len(set(names)) == len(names) > 0, name
+
+
+def test_a_network_of_ones_own_is_kept_and_compared(tmp_path: Path) -> None:
+    kept = tmp_path / "rows.json"
+    own = [
+        "networks",
+        "--rate",
+        "0.5",
+        "--ranks",
+        "2",
+        "--size",
+        "0.5",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+    ]
+    result = RUNNER.invoke(app, [*own, "--out", str(kept)])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(kept.read_text(encoding="utf-8"))["rows"]
+    assert 0.9 < row["time"] < 2
+    again = RUNNER.invoke(app, [*own, "--out", str(kept), "--beside", str(kept), "--json"])
+    assert again.exit_code == 0, again.output
+    (compared,) = json.loads(again.stdout)
+    assert compared["time_over"] == compared["worst_over"] == 1.0
+    assert len(json.loads(kept.read_text(encoding="utf-8"))["rows"]) == 1
+
+
+def test_a_mark_is_met_within_its_bounds() -> None:
+    mark = Mark("share", least=0.35, most=0.65)
+    assert [mark.met(value) for value in (0.3, 0.35, 0.5, 0.65, 0.7)] == [False, *[True] * 3, False]
+    missed = replace(next(far()), marks=(Mark("time", most=0.5), Mark("drops", most=1.0)))
+    (row,) = run_networks([missed], seeds=1, jobs=1, progress=lambda name: None)
+    assert [(each["figure"], each["met"]) for each in row["marks"]] == [
+        ("time", False),
+        ("drops", True),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{"ranks": 1}, {"megabytes": 0.0}, {"judged": 9}, {"ops": 0}])
+def test_a_network_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)) if "ops" not in wrong else "judged"):
+        replace(next(far()), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": -1.0}, {"delay": -1.0}, {"queue": 0}])
+def test_a_link_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Fabric(2, link=Link(**wrong))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_rate_that_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        Link(rate=value)
+
+
+QUICK = Cell("", "", 2, Link(), 1)
+
+
+def test_two_jobs_share_the_ports() -> None:
+    """Together they take what one of them takes alone."""
+    alone, first = Job(QUICK, seed=1), Job(QUICK, seed=1)
+    alone.run(1.0)
+    second = Job(QUICK, seed=2, beside=first.fabric)
+    first.run_beside(second, 1.0)
+    both = first.received() + second.received()
+    assert 0.8 < both / alone.received() < 1.2
+    assert min(first.received(), second.received()) > 0.1 * both
+
+
+def test_two_jobs_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="beside"):
+        Fabric(3, beside=Fabric(2))
+
+
+def test_scenes_have_the_figures_that_their_marks_are_about() -> None:
+    scenes = [each for name in GROUPS for each in GROUPS[name]() if isinstance(each, Scene)]
+    assert {each.group for each in scenes} == {"clocks", "long", "sharing", "rates", "tcp"}
+    (rates,) = (each for each in scenes if each.group == "rates")
+    found = rates.figures(seed=0)
+    assert {mark.figure for mark in rates.marks} <= set(found)
+    assert 0 <= found["drops_halved"] < 1

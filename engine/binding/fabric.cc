@@ -39,8 +39,10 @@ const OpReport& finished_report(const Fabric& fabric, uint16_t worker, uint64_t 
       (op_name(op) + " of worker " + std::to_string(worker) + " is not finished").c_str());
 }
 
-nb::dict link_counters(const sim::LinkCounters& counters) {
+nb::dict link_counters(const sim::Link& link, Nanos now) {
+  const sim::LinkCounters& counters = link.counters;
   nb::dict out;
+  out["queue_bytes"] = link.queued(now);
   out["packets"] = counters.packets;
   out["bytes"] = counters.bytes;
   out["dropped_queue"] = counters.dropped_queue;
@@ -112,6 +114,8 @@ const char* fate_name(sim::TraceEntry::Fate fate) {
   return "";
 }
 
+constexpr Nanos kSlice = 100 * kMillisecond;
+
 nb::list trace_list(const Fabric& fabric) {
   nb::list out;
   for (const sim::TraceEntry& entry : fabric.trace()) {
@@ -151,9 +155,22 @@ void start(Fabric& fabric, uint16_t worker, uint64_t op, uint16_t lane, uint64_t
   fabric.start(worker, std::move(spec), {data.data(), data.data() + data.shape(0)}, at);
 }
 
+// Runs two jobs on the same ports, in slices as run() does.
+void run_beside(Fabric& fabric, Fabric& other, int64_t until) {
+  while (fabric.now() < until) {
+    const Nanos before = fabric.now();
+    const Nanos stop = std::min<Nanos>(until, before + kSlice);
+    {
+      const nb::gil_scoped_release release;
+      fabric.run_beside(other, stop);
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (fabric.now() < stop) return;
+  }
+}
+
 // Runs in slices of virtual time, so that Ctrl-C takes effect.
 bool run(Fabric& fabric, int64_t until, bool until_done) {
-  constexpr Nanos kSlice = 100 * kMillisecond;
   for (;;) {
     const Nanos stop = std::min<Nanos>(until, fabric.now() + kSlice);
     bool done = false;
@@ -193,8 +210,9 @@ void bind_fabric(nb::module_& module) {
              int64_t host_delay, int64_t host_jitter, int64_t send_time, uint32_t datagram_bytes,
              int64_t peer_timeout, int64_t ping_interval, int64_t delay_target,
              uint32_t receive_buffer, uint64_t memory_limit, bool pacing, uint32_t session,
-             size_t trace_limit) {
+             size_t trace_limit, Fabric* beside) {
             sim::FabricOptions options;
+            options.beside = beside;
             options.workers = workers;
             options.servers = servers;
             options.seed = seed;
@@ -225,7 +243,7 @@ void bind_fabric(nb::module_& module) {
           "peer_timeout_ns"_a = 30 * kSecond, "ping_interval_ns"_a = kSecond,
           "delay_target_ns"_a = EndpointConfig{}.delay_target, "receive_buffer"_a = 1 << 20,
           "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true, "session"_a = 1,
-          "trace_limit"_a = 0)
+          "trace_limit"_a = 0, "beside"_a.none() = nb::none())
       .def_prop_ro("now_ns", &Fabric::now)
       .def_prop_ro("events", &Fabric::events)
       .def_prop_ro("trace_hash", &Fabric::trace_hash)
@@ -239,8 +257,8 @@ void bind_fabric(nb::module_& module) {
       .def(
           "link",
           [](Fabric& fabric, int64_t host, const std::string& direction) {
-            return link_counters(
-                fabric.link(known_host(fabric, host), parse_direction(direction)).counters);
+            return link_counters(fabric.link(known_host(fabric, host), parse_direction(direction)),
+                                 fabric.now());
           },
           "host"_a, "direction"_a)
       .def(
@@ -304,6 +322,7 @@ void bind_fabric(nb::module_& module) {
           "host"_a, "linger_ns"_a = 2 * kSecond)
       .def("forget", &Fabric::forget)
       .def("run", &run, "until_ns"_a, "until_done"_a = true)
+      .def("run_beside", &run_beside, "other"_a, "until_ns"_a)
       .def(
           "completion",
           [](const Fabric& f, uint16_t worker, uint64_t op,
@@ -342,6 +361,7 @@ void bind_fabric(nb::module_& module) {
             nb::dict out;
             add_counters(out, f.counters(known_host(f, host)));
             out["dropped_by_socket"] = f.dropped_by_socket(known_host(f, host));
+            out["dropped_by_ports"] = f.dropped_by_ports(known_host(f, host));
             return out;
           },
           "host"_a)

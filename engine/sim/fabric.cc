@@ -25,6 +25,9 @@ std::string FabricOptions::validate() const {
   if (uint32_t{workers} + servers > 4096) return "workers + servers: at most 4096 are simulated";
   if (host_delay < 0 || host_jitter < 0) return "host_delay and host_jitter must not be negative";
   if (send_time < 0) return "send_time must not be negative";
+  if (beside && beside->hosts() != size_t{workers} + servers) {
+    return "beside: two jobs on the same ports have as many hosts";
+  }
   return link.validate();
 }
 
@@ -32,6 +35,7 @@ Fabric::Fabric(const FabricOptions& options) : options_(options), random_(option
   if (const std::string wrong = options.validate(); !wrong.empty()) {
     throw std::invalid_argument(wrong);
   }
+  if (options.beside) now_ = options.beside->now_;
   options_.endpoint.workers = options.workers;
   options_.endpoint.servers = options.servers;
   const uint16_t count = options_.endpoint.endpoints();
@@ -42,8 +46,13 @@ Fabric::Fabric(const FabricOptions& options) : options_(options), random_(option
     EndpointConfig config = options_.endpoint;
     config.endpoint = i;
     Host& host = hosts_[i];
-    host.up = std::make_unique<Link>(options.link, random_.next());
-    host.down = std::make_unique<Link>(options.link, random_.next());
+    if (options.beside) {
+      host.up = options.beside->hosts_[i].up;
+      host.down = options.beside->hosts_[i].down;
+    } else {
+      host.up = std::make_shared<Link>(options.link, random_.next());
+      host.down = std::make_shared<Link>(options.link, random_.next());
+    }
     host.packet_numbers.assign(count, 0);
     host.endpoint = std::make_unique<Endpoint>(config, now_);
     push(now_, Event::Kind::timer, i);
@@ -191,11 +200,27 @@ bool Fabric::run(Nanos until, bool until_done) {
       now_ = until;
       break;
     }
-    const Event event = queue_.pop();
-    now_ = event.time;
-    handle(event);
+    next();
   }
   return open_runs_ == 0;
+}
+
+void Fabric::run_beside(Fabric& other, Nanos until) {
+  while (violations_.empty() && other.violations_.empty() && open_runs_ > 0 &&
+         other.open_runs_ > 0) {
+    Fabric& first = next_event() <= other.next_event() ? *this : other;
+    if (first.next_event() > until) {
+      now_ = other.now_ = until;
+      return;
+    }
+    first.next();
+  }
+}
+
+void Fabric::next() {
+  const Event event = queue_.pop();
+  now_ = event.time;
+  handle(event);
 }
 
 void Fabric::push(Nanos time, Event::Kind kind, uint32_t index, uint16_t stream) {

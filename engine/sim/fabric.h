@@ -26,6 +26,8 @@
 
 namespace gradwire::sim {
 
+class Fabric;
+
 struct FabricOptions {
   uint16_t workers = 2;
   uint16_t servers = 0;
@@ -37,7 +39,9 @@ struct FabricOptions {
   Nanos host_jitter = 0;      // … plus up to this
   Nanos send_time = 0;        // how long a call that sends a train keeps its host busy
   size_t trace_limit = 0;     // datagrams that trace() keeps
-  EndpointConfig endpoint;    // of all endpoints; endpoint, workers and servers are set
+  // Another job on the same hosts: its ports are shared, and time goes on from its time.
+  Fabric* beside = nullptr;
+  EndpointConfig endpoint;  // of all endpoints; endpoint, workers and servers are set
 
   // An empty string, or what is wrong.
   std::string validate() const;
@@ -77,6 +81,7 @@ class Fabric {
   Fabric& operator=(const Fabric&) = delete;
 
   const FabricOptions& options() const { return options_; }
+  size_t hosts() const { return hosts_.size(); }
   Nanos now() const { return now_; }
 
   // ---- the network and its faults
@@ -105,6 +110,9 @@ class Fabric {
   // Runs until `until`, or until all ops of living workers are done (if `until_done`), no event is
   // left, or a check fails. True when all ops are done.
   bool run(Nanos until, bool until_done);
+  // Runs this and another fabric on one clock: event by event, the earlier first. It ends at
+  // `until`, when either has no open op, or when a check fails.
+  void run_beside(Fabric& other, Nanos until);
 
   // ---- results
   const OpReport* report(uint16_t worker, uint64_t op) const;  // null while it runs
@@ -114,6 +122,8 @@ class Fabric {
   bool closed(uint16_t host) const { return hosts_[host].closed; }
   const Counters& counters(uint16_t host) const { return hosts_[host].endpoint->counters(); }
   uint64_t dropped_by_socket(uint16_t host) const { return hosts_[host].dropped_socket; }
+  // The packets sent by a host that queues and policers have dropped, wherever they are.
+  uint64_t dropped_by_ports(uint16_t host) const { return hosts_[host].dropped_ports; }
   bool broken() const { return !violations_.empty(); }
   // The invariants found broken. Finished buffers are compared once more.
   std::vector<std::string> violations();
@@ -142,11 +152,12 @@ class Fabric {
   };
   struct Host {
     std::unique_ptr<Endpoint> endpoint;
-    std::unique_ptr<Link> up;
-    std::unique_ptr<Link> down;
+    std::shared_ptr<Link> up;
+    std::shared_ptr<Link> down;
     std::deque<Arrived> ring;
     uint64_t ring_bytes = 0;
     uint64_t dropped_socket = 0;
+    uint64_t dropped_ports = 0;
     Nanos timer_at = kNever;   // the earliest timer event in the queue …
     Nanos timer_for = kNever;  // … and the timer that it is for
     Nanos busy_until = 0;      // the end of a send call
@@ -194,6 +205,8 @@ class Fabric {
   };
 
   void push(Nanos time, Event::Kind kind, uint32_t index, uint16_t stream = EventQueue::kNoStream);
+  Nanos next_event() const { return queue_.empty() ? kNever : queue_.top().time; }
+  void next();
   void handle(const Event& event);
   uint32_t new_unit();
   uint32_t unused_unit();

@@ -66,6 +66,8 @@ class Link {
   // The time when the last byte leaves the queue; kNever when the packet is dropped. `packets`
   // travel as one (a train that segmentation offload keeps whole). `cross`: of other traffic.
   Nanos enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross);
+  // The bytes that wait.
+  uint64_t queued(Nanos now) const;
   // When all that is queued has left.
   Nanos empty_at(Nanos now) const { return busy_until_ > now ? busy_until_ : now; }
   // True when the wire loses the next packet.
@@ -76,7 +78,6 @@ class Link {
 
  private:
   LinkOptions options_;
-  uint64_t queued(Nanos now) const;
   bool polices(Nanos now, uint64_t wire_bytes);
 
   Nanos busy_until_ = 0;

@@ -85,6 +85,7 @@ void Fabric::cross(uint32_t unit, uint16_t host, Direction direction) {
   units_[unit].ecn = ecn;
   const Nanos left = link.enqueue(now_, wire_bytes, packets, false);
   if (left == kNever) {
+    hosts_[units_[unit].source].dropped_ports += packets;
     set_fate(units_[unit], TraceEntry::Fate::queue);
     free_unit(unit);
     return;

@@ -12,6 +12,7 @@ seconds, rates are bytes per second on the wire, and sizes are bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -56,6 +57,9 @@ class Link:
         police_rate: Rate in bytes per second of a policer before the queue, which loses what
             exceeds it; 0 for none.
         police_burst: Bytes that the policer lets pass at once.
+
+    Raises:
+        ValueError: A value is negative or not finite.
     """
 
     rate: float = 125e6
@@ -74,6 +78,14 @@ class Link:
     longest: int = 0
     police_rate: float = 0.0
     police_burst: int = 64 << 10
+
+    def __post_init__(self) -> None:
+        """Refuses what is no number; the engine refuses what no port has."""
+        for name, value in asdict(self).items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} is {value}; a finite number is needed")
+            if value < 0:
+                raise ValueError(f"{name} is {value}; it must not be negative")
 
     def _core(self) -> _engine.Link:
         fields = asdict(self)
@@ -150,6 +162,11 @@ class Fabric:
         ecn: Whether acknowledged packets are sent as ECT(0).
         session: Session tag of the packets.
         trace: Number of datagrams that `trace()` keeps.
+        beside: The fabric of another job on the same hosts: both share its ports, and this one's
+            time goes on from its time. From then on, `run_beside` runs both.
+
+    Raises:
+        ValueError: An argument is not allowed.
 
     Attributes:
         workers: Number of workers.
@@ -179,6 +196,7 @@ class Fabric:
         ecn: bool = True,
         session: int = 1,
         trace: int = 0,
+        beside: Fabric | None = None,
     ) -> None:
         self.workers = workers
         self.servers = servers
@@ -203,6 +221,7 @@ class Fabric:
             pacing=pacing,
             session=session,
             trace_limit=trace,
+            beside=None if beside is None else beside._core,
         )
 
     # ------------------------------------------------------------------ time
@@ -237,10 +256,29 @@ class Fabric:
             BrokenInvariantError: A check failed.
         """
         done = self._core.run(_ns(until), until_done)
-        broken = self._core.violations() if check else []
-        if broken:
-            raise BrokenInvariantError("\n".join(broken))
+        if check:
+            self._check()
         return done
+
+    def run_beside(self, other: Fabric, until: float, *, check: bool = True) -> None:
+        """Runs two jobs on the same ports, until a time or until one of them has no open op.
+
+        Args:
+            other: The other job; one of the two was made `beside` the other.
+            until: Seconds since the start of the first.
+            check: As in `run`.
+
+        Raises:
+            BrokenInvariantError: A check failed.
+        """
+        self._core.run_beside(other._core, _ns(until))
+        if check:
+            self._check()
+            other._check()
+
+    def _check(self) -> None:
+        if broken := self._core.violations():
+            raise BrokenInvariantError("\n".join(broken))
 
     # ------------------------------------------------------------------ the network
 
@@ -249,7 +287,7 @@ class Fabric:
         self._core.set_link(host, direction, link._core())
 
     def link_counters(self, host: int, direction: Direction) -> dict[str, int]:
-        """Returns packets, bytes, drops by queue and by loss, the longest queue, cross traffic."""
+        """Returns packets, bytes, drops by queue and by loss, the queue, cross traffic."""
         return self._core.link(host, direction)
 
     def cross_traffic(
@@ -473,7 +511,11 @@ class Fabric:
         return self._core.closed(host)
 
     def counters(self, host: int) -> dict[str, float]:
-        """Returns an endpoint's counters, and the drops of its socket buffer."""
+        """Returns an endpoint's counters, and those of its packets that sockets and ports dropped.
+
+        Of those that came to it, its socket's buffer dropped ``dropped_by_socket``. Of those that
+        it sent, queues and policers dropped ``dropped_by_ports``.
+        """
         return self._core.counters(host)
 
     def trace(self) -> list[Sent]:

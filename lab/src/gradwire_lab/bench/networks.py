@@ -8,11 +8,11 @@ Everything is computed, so a seed gives the same figures on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,16 +20,35 @@ from gradwire.core.errors import GradwireError
 from gradwire.sim.fabric import Fabric, Link
 from gradwire.transport.native import load_engine
 from gradwire_lab.contest.measure import header_ideal
-from gradwire_lab.network.presets import MAX_FRAME
 
 GIGABIT = 125e6
 """Bytes per second."""
-HOST_QUEUE = 4 << 20
-"""Bytes that wait in a host whose uplink is busy."""
+HEADER = 28
+"""Bytes of a packet's own header."""
 WARM_UP = 0.3
 """Seconds before the first op, in which ranks meet."""
 LONGEST = 120
 """Times of the header ideal, at least seconds, after which an op counts as not done."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A mark says what a figure of a row shall be.
+
+    Attributes:
+        figure: The figure's key in the row.
+        most: What it is at most; None for no bound.
+        least: What it is at least; None for no bound.
+    """
+
+    figure: str
+    most: float | None = None
+    least: float | None = None
+
+    def met(self, value: float) -> bool:
+        """Return whether a figure is within the bounds."""
+        above = self.least is None or value >= self.least
+        return above and (self.most is None or value <= self.most)
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,7 @@ class Cell:
         ppm: Clocks run apart by so many millionths, half of them fast and half slow.
         bursts: What else arrives at the port of the second host: arguments of
             `Fabric.cross_traffic`; None for nothing.
+        marks: What its figures shall be.
     """
 
     group: str
@@ -66,6 +86,31 @@ class Cell:
     rate: float | None = None
     ppm: float = 0.0
     bursts: Mapping[str, Any] | None = None
+    marks: tuple[Mark, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run."""
+        least = 1 if self.servers else 2
+        if self.ranks < least:
+            raise ValueError(f"ranks is {self.ranks}; at least {least} are needed")
+        if not (math.isfinite(self.megabytes) and self.elements > 0):
+            raise ValueError(f"megabytes is {self.megabytes:g}; a buffer has at least one element")
+        if not 0 < self.judged <= self.ops:
+            raise ValueError(f"judged is {self.judged}; allowed are 1 to {self.ops}, the ops")
+
+    def figures(self, seed: int) -> dict[str, float]:
+        """Run the ops one after another."""
+        found = run_cell(self, seed)
+        if found.failure:
+            raise ValueError(found.failure)
+        return {
+            "first": found.first,
+            "time": median(found.times),
+            "worst": max(found.times),
+            "drops": found.drops,
+            "payload": found.payload,
+            "acks": found.acks,
+        }
 
     @property
     def elements(self) -> int:
@@ -79,8 +124,16 @@ class Cell:
         rate = self.rate or min(each.rate for each in (self.link, self.far or self.link))
         return header_ideal(4 * self.elements * over_port, 8 * rate)
 
-    def fabric(self, seed: int) -> Fabric:
-        """Makes the network; hosts and timers are late, and a send call takes time."""
+    def fabric(self, seed: int, beside: Fabric | None = None) -> Fabric:
+        """Makes the network; hosts and timers are late, and a send call takes time.
+
+        Args:
+            seed: Of all random events.
+            beside: The fabric of another job on the same ports.
+
+        Raises:
+            ValueError: A link cannot be.
+        """
         fabric = Fabric(
             self.ranks,
             servers=self.servers,
@@ -90,6 +143,7 @@ class Cell:
             host_jitter=60e-6,
             send_time=2e-6,
             datagram_bytes=1472,
+            beside=beside,
         )
         for host in range(self.ranks + self.servers):
             if self.uplink is not None:
@@ -113,7 +167,8 @@ class Outcome:
         times: Times of the judged ops over the header ideal.
         drops: Share of the endpoints' packets that queues, policers and sockets dropped, of those
             sent during the judged ops.
-        payload: Bytes sent over the bytes of the ops, headers and acknowledgements included.
+        payload: Bytes sent over the bytes of the ops, what went again included, headers and
+            acknowledgements aside.
         acks: Acknowledgements sent for a datagram received.
         failure: Why it has no figures; "" where it has.
     """
@@ -135,10 +190,10 @@ def run_cell(cell: Cell, seed: int) -> Outcome:
     fabric = cell.fabric(seed)
     fabric.run(WARM_UP, until_done=False)
     found, limit = Outcome(), LONGEST * max(1.0, cell.ideal)
-    before = _totals(fabric)
+    before = totals(fabric)
     for op in range(cell.ops):
         if op == cell.ops - cell.judged:
-            before = _totals(fabric)
+            before = totals(fabric)
         begin = fabric.now
         fabric.all_reduce(op, plan, values, at=begin)
         if not fabric.run(begin + limit, check=False):
@@ -154,28 +209,45 @@ def run_cell(cell: Cell, seed: int) -> Outcome:
         if op >= cell.ops - cell.judged:
             found.times.append(taken)
         fabric.forget()
-    after = _totals(fabric)
-    sent, dropped, sent_bytes, received, acks = (
-        now - then for now, then in zip(after, before, strict=True)
-    )
-    found.drops = dropped / sent
+    after = totals(fabric)
+    spent = after.since(before)
+    found.drops = spent.drops
     hops = cell.ranks if cell.servers else 2 * (cell.ranks - 1)
-    found.payload = sent_bytes / (4 * cell.elements * hops * cell.judged)
-    found.acks = acks / received
+    found.payload = spent.payload / (4 * cell.elements * hops * cell.judged)
+    found.acks = spent.acks / spent.received
     return found
 
 
-def _totals(fabric: Fabric) -> tuple[float, ...]:
-    hosts = range(fabric.workers + fabric.servers)
-    counters = [fabric.counters(host) for host in hosts]
-    links = [fabric.link_counters(host, way) for host in hosts for way in ("up", "down")]
-    return (
-        sum(each["packets_sent"] for each in counters),
-        sum(each["dropped_by_socket"] for each in counters)
-        + sum(each["dropped_queue"] + each["dropped_policer"] for each in links),
-        sum(each["bytes_sent"] for each in counters),
-        sum(each["packets_received"] for each in counters),
-        sum(each["acks_sent"] for each in counters),
+@dataclass(frozen=True)
+class Totals:
+    """What the hosts of a fabric have sent and received together, in packets; payload in bytes."""
+
+    sent: float
+    dropped: float
+    payload: float
+    received: float
+    acks: float
+
+    def since(self, before: Totals) -> Totals:
+        """Return what has been added."""
+        return Totals(*(getattr(self, key) - value for key, value in asdict(before).items()))
+
+    @property
+    def drops(self) -> float:
+        """The share of the packets that queues, policers and sockets dropped."""
+        return self.dropped / self.sent if self.sent else 0.0
+
+
+def totals(fabric: Fabric) -> Totals:
+    """Return what the hosts of a fabric have sent and received so far."""
+    every = [fabric.counters(host) for host in range(fabric.workers + fabric.servers)]
+    sums = {key: sum(each[key] for each in every) for key in every[0]}
+    return Totals(
+        sent=sums["packets_sent"],
+        dropped=sums["dropped_by_socket"] + sums["dropped_by_ports"],
+        payload=sums["bytes_sent"] - HEADER * sums["packets_sent"],
+        received=sums["packets_received"],
+        acks=sums["acks_sent"],
     )
 
 
@@ -187,207 +259,69 @@ def _failure(fabric: Fabric, op: int) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------------- the networks
+# ---------------------------------------------------------------------------- many of them
 
 
-def rate_text(rate: float) -> str:
-    """Return a rate as people write it."""
-    return f"{rate / GIGABIT:g} Gbit/s"
+class Situation(Protocol):
+    """A situation has a name within its group, marks, and figures by seed."""
 
+    @property
+    def group(self) -> str: ...
 
-def size_text(size: int) -> str:
-    """Return a size as people write it."""
-    return f"{size / (1 << 20):g} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"
+    @property
+    def name(self) -> str: ...
 
+    @property
+    def marks(self) -> tuple[Mark, ...]: ...
 
-def grid(
-    rates: Iterable[float] = (0.1, 1, 10, 25), ranks: Iterable[int] = (2, 4, 8, 16)
-) -> Iterator[Cell]:
-    """Yield racks: rates in Gbit/s, ranks, uplinks as fast as the ports and ten times, queues."""
-    for rate in (each * GIGABIT for each in rates):
-        for count in ranks:
-            least = int(max(16 << 10, 100e-6 * rate, 2 * MAX_FRAME * (count - 1)))
-            queues = [least, 2 * least, int(1e-3 * rate), int(4e-3 * rate)]
-            for uplink in (1, 10):
-                for queue in sorted({size for size in queues if size >= least}):
-                    yield Cell(
-                        "grid",
-                        f"{rate_text(rate)}, {count} ranks, uplinks x {uplink}, queue "
-                        f"{size_text(queue)}",
-                        count,
-                        Link(rate=rate, queue=queue),
-                        4 if rate <= GIGABIT else 25,
-                        uplink=Link(rate=uplink * rate, queue=HOST_QUEUE),
-                    )
-
-
-def small() -> Iterator[Cell]:
-    """Yield ports with smaller queues than a rack's switch has."""
-    for rate, queue, ranks in ((1, 8, 2), (1, 16, 8), (10, 64, 4), (10, 128, 8), (25, 256, 4)):
-        for uplink in (1, 10):
-            yield Cell(
-                "small",
-                f"{rate} Gbit/s, {ranks} ranks, uplinks x {uplink}, queue {queue} KiB",
-                ranks,
-                Link(rate=rate * GIGABIT, queue=queue << 10),
-                4 if rate == 1 else 25,
-                uplink=Link(rate=uplink * rate * GIGABIT, queue=HOST_QUEUE),
-            )
-
-
-def policers() -> Iterator[Cell]:
-    """Yield policers of 1 Gbit/s on links of 10 Gbit/s, on the hosts' way out and in."""
-    plain = Link(rate=10 * GIGABIT, queue=HOST_QUEUE)
-    policed = Link(rate=10 * GIGABIT, queue=HOST_QUEUE, police_rate=GIGABIT, police_burst=64 << 10)
-    for ranks in (2, 4):
-        for way, up, down in (("out", policed, plain), ("in", plain, policed)):
-            name = f"policer of 1 Gbit/s on the way {way}, {ranks} ranks"
-            yield Cell("policers", name, ranks, down, 25, uplink=up, rate=GIGABIT)
-
-
-def incast() -> Iterator[Cell]:
-    """Yield pushes of many workers into one port."""
-    for workers in (16, 64):
-        yield Cell(
-            "incast",
-            f"push of {workers} workers, 1 Gbit/s, queue 64 KiB",
-            workers,
-            Link(rate=GIGABIT, queue=64 << 10),
-            0.5,
-            uplink=Link(rate=GIGABIT, queue=HOST_QUEUE),
-            servers=1,
-        )
-
-
-def far() -> Iterator[Cell]:
-    """Yield jobs of which one host is elsewhere."""
-    yield Cell(
-        "far",
-        "1 Gbit/s, 4 ranks, one of them 10 ms away",
-        4,
-        Link(),
-        4,
-        far=Link(delay=5e-3),
-        ops=8,
-        judged=4,
-    )
-
-
-def sites() -> Iterator[Cell]:
-    """Yield long paths with and without loss."""
-    for round_ms, queue in ((40, 256 << 10), (40, 4 << 20), (100, 256 << 10), (100, 4 << 20)):
-        for loss in (0.0, 0.01, 0.05):
-            link = Link(delay=round_ms * 1e-3 / 4, queue=queue, loss=loss)
-            name = f"1 Gbit/s, 4 ranks, {round_ms} ms, queue {size_text(queue)}, loss {loss:.0%}"
-            yield Cell("sites", name, 4, link, 4, ops=8, judged=4)
-
-
-def clocks() -> Iterator[Cell]:
-    """Yield hosts whose clocks run apart."""
-    for ppm in (0.0, 50.0, 300.0):
-        name = f"1 Gbit/s, 4 ranks, clocks ± {ppm:.0f} ppm, 25 MB back to back"
-        yield Cell("clocks", name, 4, Link(), 25, ops=72, judged=60, ppm=ppm)
-
-
-def known() -> Iterator[Cell]:
-    """Yield the lab's networks A and B: quiet, beside bursts and steady traffic, and lossy."""
-    b = Link(rate=25e6, queue=64 << 10)
-    for name, link, sizes in (("A", Link(), (0.064, 1, 10)), ("B", b, (0.064, 2))):
-        for ranks in (2, 4, 8):
-            for size in sizes:
-                ops, judged = (20, 15) if size < 1 else (6, 3)
-                cell = f"{name}, {ranks} ranks, {size:g} MB"
-                yield Cell("known", cell, ranks, link, size, ops=ops, judged=judged)
-        yield Cell("known", f"{name}, push of 8 to one", 8, link, sizes[1] / 2, servers=1)
-        bursts = {
-            "rate": 4 * link.rate,
-            "length": 2.5e5 * 5 / link.rate,
-            "period": 25e6 / link.rate,
-        }
-        for ranks in (4, 8):
-            cell = f"{name}, {ranks} ranks, bursts of {bursts['length'] * 1e3:g} ms"
-            yield Cell("known", cell, ranks, link, sizes[-1] / 2, ops=24, judged=20, bursts=bursts)
-        for share in (0.5, 0.8):
-            steady = {"rate": share * link.rate, "length": 1e6}
-            cell = f"{name}, 4 ranks, steady traffic of {share:.0%}"
-            yield Cell("known", cell, 4, link, sizes[-1] / 2, bursts=steady)
-    for loss, run in ((0.01, 1), (0.05, 10), (0.05, 1), (0.2, 1), (0.4, 1), (0.6, 1), (0.8, 5)):
-        lossy = Link(loss=loss, loss_burst=run)
-        cell = f"A, 4 ranks, loss {loss:.0%} in runs of {run}"
-        yield Cell("known", cell, 4, lossy, 0.5, ops=8, judged=6)
-    yield Cell(
-        "known",
-        "A, 4 ranks, a third of all packets 1 ms late",
-        4,
-        Link(reorder=0.3, reorder_delay=1e-3),
-        2,
-        ops=8,
-        judged=6,
-    )
-    yield Cell("known", "A, 4 ranks, marks from 30 KB on", 4, Link(ecn=30_000), 4)
-    for rate, queue in ((10, 4 << 20), (25, 16 << 20)):
-        for ranks in (2, 4, 8):
-            fast = Link(rate=rate * GIGABIT, delay=2e-6, queue=queue)
-            yield Cell(
-                "known", f"{rate} Gbit/s, {ranks} ranks, 1 MB", ranks, fast, 1, ops=20, judged=15
-            )
-
-
-GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
-    "grid": grid,
-    "small": small,
-    "policers": policers,
-    "incast": incast,
-    "far": far,
-    "sites": sites,
-    "clocks": clocks,
-    "known": known,
-}
+    def figures(self, seed: int) -> dict[str, float]:
+        """Run it, and return what it came to; raises ValueError where it came to nothing."""
+        ...
 
 
 def run_networks(
-    cells: list[Cell],
+    situations: Sequence[Situation],
     seeds: int,
     jobs: int,
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Run cells, each with several seeds.
+    """Run situations, each with several seeds.
 
     Args:
-        cells: The cells.
+        situations: What is run.
         seeds: Number of seeds of each.
         jobs: Number of processes.
-        progress: A function that is called with the name of each cell that is done.
+        progress: A function that is called with the name of each situation that is done.
 
     Returns:
-        A dict a cell with the medians over its seeds and the worst time, in the order of `cells`.
+        A dict for each with the medians of its figures over the seeds (of "worst" the largest),
+        and its marks, in their order.
     """
     rows = []
     with ProcessPoolExecutor(jobs) as pool:
-        running = [[pool.submit(_guarded, cell, seed) for seed in range(seeds)] for cell in cells]
-        for cell, futures in zip(cells, running, strict=True):
-            rows.append(_row(cell, [future.result() for future in futures]))
-            progress(cell.name)
+        running = [
+            [pool.submit(_guarded, each, seed) for seed in range(seeds)] for each in situations
+        ]
+        for situation, futures in zip(situations, running, strict=True):
+            rows.append(_row(situation, [future.result() for future in futures]))
+            progress(situation.name)
     return rows
 
 
-def _guarded(cell: Cell, seed: int) -> Outcome:
+def _guarded(situation: Situation, seed: int) -> dict[str, float] | str:
     try:
-        return run_cell(cell, seed)
+        return situation.figures(seed)
     except (GradwireError, AssertionError, ValueError) as error:
-        return Outcome(failure=f"seed {seed}: {error}")
+        return f"seed {seed}: {error}"
 
 
-def _row(cell: Cell, outcomes: list[Outcome]) -> dict[str, Any]:
-    row: dict[str, Any] = {"group": cell.group, "name": cell.name}
-    if failures := [each.failure for each in outcomes if each.failure]:
+def _row(situation: Situation, found: list[dict[str, float] | str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"group": situation.group, "name": situation.name}
+    figures = [each for each in found if isinstance(each, dict)]
+    if failures := [each for each in found if isinstance(each, str)]:
         return {**row, "failure": failures[0], "failed": len(failures)}
-    return {
-        **row,
-        "first": median(each.first for each in outcomes),
-        "time": median(median(each.times) for each in outcomes),
-        "worst": max(max(each.times) for each in outcomes),
-        "drops": median(each.drops for each in outcomes),
-        "payload": median(each.payload for each in outcomes),
-        "acks": median(each.acks for each in outcomes),
-    }
+    for key in figures[0]:
+        values = [each[key] for each in figures]
+        row[key] = max(values) if key == "worst" else median(values)
+    row["marks"] = [{**asdict(mark), "met": mark.met(row[mark.figure])} for mark in situation.marks]
+    return row

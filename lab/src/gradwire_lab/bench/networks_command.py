@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire_lab.bench.networks import GROUPS, run_networks
-from gradwire_lab.contest.measure import CONVENTION
+from gradwire.sim.fabric import Link
+from gradwire_lab.bench.network_groups import GROUPS, HOST_QUEUE
+from gradwire_lab.bench.network_scenes import WORDS
+from gradwire_lab.bench.networks import GIGABIT, Cell, Situation, run_networks
+from gradwire_lab.contest.measure import CONVENTION, environment
 
 _CAPTION = (
     "first, time and worst: of the first op, and the median and the longest of later ones, over "
-    "the header ideal; own drops: of the engine's packets, by queues and policers; sent: bytes "
-    f"over those of the ops; ACKs: for a datagram received\n{CONVENTION}"
+    "the header ideal; own drops: of the engine's packets, by queues and policers; sent: payload "
+    f"over the bytes of the ops; ACKs: for a datagram received\n{CONVENTION}"
 )
+_SHORT = {"time": "time", "drops": "own drops", "payload": "sent", "acks": "ACKs"}
+_SHARES = {"drops", "first_drops", "second_drops", "drops_halved", "drops_doubled"}
 
 
 def networks(
@@ -25,8 +34,23 @@ def networks(
         list[str] | None, typer.Argument(help=f"{', '.join(GROUPS)} [all]", show_default=False)
     ] = None,
     only: Annotated[str, typer.Option(help="run networks whose name contains this")] = "",
+    rate: Annotated[
+        float | None, typer.Option(help="one network of your own: Gbit/s of each port")
+    ] = None,
+    queue: Annotated[float, typer.Option(help="its ports' queue, KiB")] = 256.0,
+    uplinks: Annotated[float, typer.Option(help="its hosts' rate over the ports'")] = 1.0,
+    round_trip: Annotated[float, typer.Option(help="between two of its hosts, ms")] = 0.08,
+    loss: Annotated[float, typer.Option(help="of the path between two of its hosts, %")] = 0.0,
+    ranks: Annotated[int, typer.Option(help="on it")] = 4,
+    size: Annotated[float, typer.Option(help="of each rank's buffer on it, MB")] = 4.0,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each network")] = 5,
     jobs: Annotated[int, typer.Option(min=0, help="processes at a time [the cores]")] = 0,
+    beside: Annotated[
+        Path | None, typer.Option(help="a file of --out of another engine, to compare with")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="put the rows into this JSON file, in place of older ones")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Run exact sums in virtual time on racks, policers, incasts, long paths, networks A and B."""
@@ -34,12 +58,25 @@ def networks(
         if name not in GROUPS:
             why = f"{name}: {', '.join(GROUPS)}"
             raise typer.BadParameter(why, param_hint="GROUP")
-    cells = [cell for name in group or GROUPS for cell in GROUPS[name]() if only in cell.name]
-    if not cells:
+    situations: Sequence[Situation]
+    if rate is not None:
+        if group or only:
+            raise typer.BadParameter("a network of your own has no group", param_hint="--rate")
+        situations = [own(rate, queue, uplinks, round_trip, loss, ranks, size)]
+    else:
+        situations = [
+            each for name in group or GROUPS for each in GROUPS[name]() if only in each.name
+        ]
+    if not situations:
         raise typer.BadParameter(f"{only}: no network's name contains it", param_hint="--only")
+    older = {} if beside is None else _read("--beside", beside)
+    kept = _read("--out", out) if out is not None and out.exists() else {}
     with Console(stderr=True).status("networks in virtual time") as status:
         processes = jobs or len(os.sched_getaffinity(0))
-        rows = run_networks(cells, seeds, processes, progress=status.update)
+        rows = run_networks(situations, seeds, processes, progress=status.update)
+    _compare(rows, older)
+    if out is not None:
+        _keep(out, kept, rows, seeds)
     if as_json:
         print(json.dumps(rows))
     else:
@@ -48,20 +85,157 @@ def networks(
         raise typer.Exit(1)
 
 
-def _print(rows: list[dict[str, Any]], seeds: int) -> None:
-    table = Table(title=f"exact sums in virtual time, {seeds} seeds", caption=_CAPTION)
-    table.add_column("network")
-    for column in ("first", "time", "worst", "own drops", "sent", "ACKs"):
-        table.add_column(column, justify="right")
-    last = rows[0]["group"]
+def own(
+    rate: float,
+    queue: float,
+    uplinks: float,
+    round_trip: float,
+    loss: float,
+    ranks: int,
+    size: float,
+) -> Cell:
+    """Return a network of the user's own.
+
+    Raises:
+        typer.BadParameter: it cannot be.
+    """
+    for option, value in (("rate", rate), ("queue", queue), ("uplinks", uplinks), ("size", size)):
+        if not (math.isfinite(value) and value > 0):
+            why = f"{value:g}: a finite number above 0 is needed"
+            raise typer.BadParameter(why, param_hint=f"--{option}")
+    if not (math.isfinite(round_trip) and round_trip >= 0):
+        why = f"{round_trip:g}: a finite number of at least 0 is needed"
+        raise typer.BadParameter(why, param_hint="--round-trip")
+    if not 0 <= loss < 100:
+        raise typer.BadParameter(f"{loss:g}: 0 to below 100", param_hint="--loss")
+    try:
+        link = Link(
+            rate=rate * GIGABIT,
+            queue=int(queue * 1024),
+            delay=round_trip * 1e-3 / 4,
+            loss=1.0 - math.sqrt(1.0 - loss / 100),
+        )
+        name = (
+            f"{rate:g} Gbit/s, {ranks} ranks, uplinks x {uplinks:g}, queue {queue:g} KiB, "
+            f"{round_trip:g} ms, loss {loss:g} %, {size:g} MB"
+        )
+        uplink = Link(
+            rate=uplinks * link.rate,
+            queue=max(link.queue, HOST_QUEUE),
+            delay=link.delay,
+            loss=link.loss,
+        )
+        cell = Cell("own", name, ranks, link, size, uplink=uplink, ops=8, judged=4)
+        cell.fabric(seed=0)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return cell
+
+
+# ---------------------------------------------------------------------------- files
+
+Row = dict[str, Any]
+_Key = tuple[str, str]
+
+
+def _read(option: str, path: Path) -> dict[_Key, Row]:
+    """Return the rows of a file by group and name; raises BadParameter where it is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = found["rows"] if isinstance(found, dict) else found
+        return {(row["group"], row["name"]): row for row in rows}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{path}: no file of `gradwire bench networks`: {error}"
+        raise typer.BadParameter(why, param_hint=option) from error
+
+
+def _keep(path: Path, kept: dict[_Key, Row], rows: Sequence[Row], seeds: int) -> None:
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for row in rows:
-        if row["group"] != last:
-            table.add_section()
-        last = row["group"]
-        if "failure" in row:
-            table.add_row(row["name"], f"{row['failed']} of {seeds} failed: {row['failure']}")
-            continue
-        times = (f"{row[key]:.2f}" for key in ("first", "time", "worst"))
-        rest = f"{row['drops']:.2%}", f"{row['payload']:.2f}", f"{row['acks']:.3f}"
-        table.add_row(row["name"], *times, *rest)
-    Console(width=None if Console().is_terminal else 160).print(table)
+        kept[row["group"], row["name"]] = {**row, "date": now, "seeds": seeds}
+    order = list(GROUPS)
+    known = sorted(
+        kept.values(), key=lambda row: order.index(row["group"]) if row["group"] in order else -1
+    )
+    text = json.dumps({"machine": environment(), "rows": known}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _compare(rows: Sequence[Row], older: Mapping[_Key, Row]) -> None:
+    """Add to each row its time and its worst over those of an older engine."""
+    for row in rows:
+        was = older.get((row["group"], row["name"]), {})
+        for key in ("time", "worst"):
+            if key in row and was.get(key):
+                row[f"{key}_over"] = row[key] / was[key]
+
+
+# ---------------------------------------------------------------------------- tables
+
+
+def _print(rows: Sequence[Row], seeds: int) -> None:
+    console = Console(width=None if Console().is_terminal else 180)
+    ops = [row for row in rows if "first" in row or "failure" in row]
+    if ops:
+        table = Table(title=f"exact sums in virtual time, {seeds} seeds", caption=_CAPTION)
+        table.add_column("network")
+        compared = any("time_over" in row for row in rows)
+        head = ["first", "time", "worst", "own drops", "sent", "ACKs"]
+        for column in (*head, *(("time over", "worst over") if compared else ())):
+            table.add_column(column, justify="right")
+        table.add_column("marks")
+        last = ops[0]["group"]
+        for row in ops:
+            if row["group"] != last:
+                table.add_section()
+            last = row["group"]
+            if "failure" in row:
+                table.add_row(row["name"], f"{row['failed']} of {seeds} failed: {row['failure']}")
+                continue
+            times = (f"{row[key]:.2f}" for key in ("first", "time", "worst"))
+            rest = f"{row['drops']:.2%}", f"{row['payload']:.2f}", f"{row['acks']:.3f}"
+            over = (
+                (f"{row[key]:.2f}" if key in row else "" for key in ("time_over", "worst_over"))
+                if compared
+                else ()
+            )
+            table.add_row(row["name"], *times, *rest, *over, _marks(row))
+        console.print(table)
+    for row in rows:
+        if "first" not in row and "failure" not in row:
+            console.print(_scene(row, seeds))
+
+
+def _scene(row: Row, seeds: int) -> Table:
+    table = Table(title=f"{row['name']}, {seeds} seeds")
+    table.add_column("figure")
+    table.add_column("found", justify="right")
+    table.add_column("mark")
+    for key, words in WORDS.items():
+        if key in row:
+            said = [mark_text(mark) for mark in row["marks"] if mark["figure"] == key]
+            table.add_row(words, figure_text(key, row[key]), *said)
+    return table
+
+
+def figure_text(key: str, value: float) -> str:
+    """Return a figure as tables have it."""
+    return f"{100 * value:.2f} %" if key in _SHARES else f"{value:.2f}"
+
+
+def mark_text(mark: Mapping[str, Any]) -> str:
+    """Return a mark's bounds, and whether it is met."""
+    bounds = [
+        f"{sign} {_bound(mark['figure'], mark[key])}"
+        for sign, key in (("≥", "least"), ("≤", "most"))
+        if mark[key] is not None
+    ]
+    return f"{', '.join(bounds)}: {'met' if mark['met'] else 'MISSED'}"
+
+
+def _bound(key: str, value: float) -> str:
+    return f"{100 * value:g} %" if key in _SHARES else f"{value:.3g}"
+
+
+def _marks(row: Row) -> str:
+    return "; ".join(f"{_SHORT[mark['figure']]} {mark_text(mark)}" for mark in row["marks"])

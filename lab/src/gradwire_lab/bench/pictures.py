@@ -15,7 +15,8 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gradwire_lab.bench.networks import Cell, grid, run_networks
+from gradwire_lab.bench.network_groups import grid
+from gradwire_lab.bench.networks import Cell, run_networks
 from gradwire_lab.bench.where import LOSSES, ROUND_TRIPS, SIZES, run_map
 from gradwire_lab.contest.measure import environment
 from gradwire_lab.report.drawing import legend, line, logarithmic, write_forms
