@@ -21,6 +21,7 @@ class Preset:
         offloads: whether trains (GSO, TSO, USO, GRO) pass the network whole.
         udp_trains: whether trains of UDP do, too; most clouds' network cards cut them (TSO without
             USO).
+        fast_hosts: whether the hosts are faster than the ports: their own way out is no bottleneck.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Preset:
     bucket: int
     offloads: bool
     udp_trains: bool = True
+    fast_hosts: bool = False
 
     def __post_init__(self) -> None:
         if self.rate < 0 or self.queue <= 0:

@@ -148,7 +148,7 @@ class Topology:
             setns(self._switch_namespace, CLONE_NEWNET)
         extra = number >= self._plan.hosts
         if preset.rate:
-            shape(netlink, host.uplink, NO_BOTTLENECK if extra else preset)
+            shape(netlink, host.uplink, NO_BOTTLENECK if extra or preset.fast_hosts else preset)
             shape(self._switch, host.downlink, NO_BOTTLENECK if self._marks(number) else preset)
         if self._marks(number):
             self.wires.mark(number, "downlink", preset, self._plan.ecn)
@@ -219,7 +219,8 @@ class Topology:
         """Change the rate of a host's port in both directions, in bits per second."""
         host, preset = self.hosts[number], self._plan.port(number)
         changed = replace(preset, rate=rate)
-        shape(host.netlink, host.uplink, changed, "change")
+        if not preset.fast_hosts:
+            shape(host.netlink, host.uplink, changed, "change")
         if self._marks(number):
             self.wires.mark(number, "downlink", changed, self._plan.ecn)
         else:
