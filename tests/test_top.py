@@ -32,7 +32,7 @@ from gradwire.core.errors import GradwireError
 from gradwire.live.address import FORMAT, Address, addresses
 from gradwire.live.publisher import STEP_KEYS, Steps, publish
 from gradwire.watch.figures import picture
-from gradwire.watch.source import LONGEST_S, Watched, find_job, states
+from gradwire.watch.source import LONGEST_S, Process, Watched, find_job, states
 from gradwire.watch.table import draw
 from ranks import Ranks
 from test_exports import steps as made
@@ -295,6 +295,23 @@ def test_it_costs_the_job_next_to_nothing_whether_anybody_looks_or_not(
         assert answering / (2 * len(watched.processes)) < 0.02
         if watched.pause(0.1) < LONGEST_S:  # a job that gets so little time is not looked at less
             assert keeping + answering < 0.002 * used
+
+
+@pytest.mark.parametrize(
+    ("keeping", "answering", "pause"),
+    [(0.0, 0.0001, 1.0), (0.0004, 0.001, 2.0), (0.0008, 0.001, 10.0), (0.002, 0.001, 10.0)],
+)
+def test_looks_take_what_keeping_the_steps_leaves_of_a_thousandth(
+    keeping: float, answering: float, pause: float
+) -> None:
+    """Of a job that takes a second of a processor in each second."""
+    watched = Watched("d00d0008", 40)
+    process = Process(Address("d00d0008", "1-1", os.geteuid()), 40)
+    watched.processes[process.address] = process
+    for second in (0, 1):
+        costs = {"keeping_s": keeping * second, "answering_s": answering * second}
+        process.take({"attachments": [], "clock": second, "processor_s": second, **costs})
+    assert watched.pause(1.0) == pytest.approx(pause)
 
 
 @contextlib.contextmanager

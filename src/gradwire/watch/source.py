@@ -16,8 +16,9 @@ from typing import Any
 from gradwire.core.errors import GradwireError
 from gradwire.live.address import FORMAT, Address, addresses, user_of
 
-MOST_COST = 0.0005
-"""The share of the job's processor time that looks may take; where it is more, they are rarer."""
+MOST_COST = 0.0009
+"""The share of the job's processor time that keeping its steps and looks may take together; where
+it is more, looks are rarer."""
 LONGEST_S = 10.0
 """The longest time between two looks for that reason."""
 IDLE = 0.02
@@ -94,17 +95,19 @@ class Watched:
         Args:
             wanted: The seconds that are wanted at least.
         """
-        cost = used = least = 0.0
+        cost = kept = used = least = 0.0
         for process in self.processes.values():
             now, before = process.now, process.before
             if before is not None and not process.gone:
                 seconds = max(1e-6, now["clock"] - before["clock"])
                 cost += now["answering_s"] - before["answering_s"]
+                kept += (now["keeping_s"] - before["keeping_s"]) / seconds
                 used += (now["processor_s"] - before["processor_s"]) / seconds
                 least += IDLE
         if used <= least:
             return wanted
-        return max(wanted, min(LONGEST_S, cost / (MOST_COST * used)))
+        left = max(1e-9, MOST_COST * used - kept)
+        return max(wanted, min(LONGEST_S, cost / left))
 
     @property
     def heard(self) -> list[Process]:
