@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from gradwire_lab.bench import app
 from gradwire_lab.bench.page import NAME, TITLES, render
-from gradwire_lab.bench.pictures import read_sizes
+from gradwire_lab.bench.pictures import SIZE_GROUNDS, measure_sizes
+from gradwire_lab.bench.transport_grid import NETWORKS, Ground
 from gradwire_lab.bench.where import GIGABIT, LOSSES, ROUND_TRIPS, SIZES, cells, tcp_rate
 from gradwire_lab.bench.where import tcp_seconds as estimate
 
@@ -65,39 +66,35 @@ def _figures(folder: Path) -> None:
             ]
         },
         "racks": {"cells": [{"rate_bps": 1e9, "queue": 500_000, "time": 1.0, "drops": 0.0}]},
+        "sizes": {"rows": [{"kib": kib, "exact": 0.25 + 1 / kib} for kib in (1, 4096)]},
     }
     for name, values in found.items():
         head = {"date": "2026-01-02T03:04:05", "command": f"draw {name}"}
         machine = {"machine": {"cores": 2, "cpu": "some", "load": 1.0}}
         (folder / f"{name}.json").write_text(json.dumps({**head, **machine, **values}))
-    (folder / "measurements.md").write_text((DOCS / "measurements.md").read_text())
 
 
-def test_the_command_draws_sizes_and_writes_the_page(tmp_path: Path) -> None:
+def test_the_command_writes_the_page_from_the_figures(tmp_path: Path) -> None:
     _figures(tmp_path)
-    result = RUNNER.invoke(app, ["page", "sizes", "--out", str(tmp_path)])
+    result = RUNNER.invoke(app, ["page", "page", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     page = (tmp_path / NAME).read_text()
     assert page == render(tmp_path)
+    page = " ".join(page.split())
     assert "1.50 times as fast" in page
     assert "7 times as fast with 1 MiB" in page
+    assert "1.25 to 1.25 times as fast as Gloo's up to 256 KiB" in page
     for name in TITLES:
         assert f"({name}-dark.svg#only-dark)" in page
     assert "draw racks" in page
-    for form in ("sizes.svg", "sizes-dark.svg"):
-        assert "<svg" in (tmp_path / form).read_text()
 
 
 def test_the_page_is_what_the_figures_say() -> None:
     assert (DOCS / NAME).read_text() == render(DOCS)
-    drawn = json.loads((DOCS / "sizes.json").read_text())
-    diary = read_sizes((DOCS / "measurements.md").read_text())
-    assert {key: drawn[key] for key in diary} == diary
 
 
 def test_a_page_without_a_picture_is_not_written(tmp_path: Path) -> None:
-    (tmp_path / "measurements.md").write_text((DOCS / "measurements.md").read_text())
-    result = RUNNER.invoke(app, ["page", "sizes", "--out", str(tmp_path)])
+    result = RUNNER.invoke(app, ["page", "page", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert not (tmp_path / NAME).exists()
 
@@ -107,11 +104,20 @@ def test_what_cannot_be_is_refused(arguments: list[str]) -> None:
     assert RUNNER.invoke(app, ["page", *arguments]).exit_code == 2
 
 
-def test_sizes_are_those_of_the_diary() -> None:
-    found = read_sizes((DOCS / "measurements.md").read_text())
-    assert found["command"] == "gradwire bench transport --quick"
-    rows = found["rows"]
-    assert {row["network"] for row in rows} == {"unshaped", "10 Gbit/s", "5 Gbit/s", "1 Gbit/s"}
-    assert all(row["exact"] > 0 and row["kib"] >= 1 for row in rows)
-    with pytest.raises(ValueError, match="diary"):
-        read_sizes("nothing")
+def test_sizes_are_of_four_ranks_on_each_network() -> None:
+    drawn = json.loads((DOCS / "sizes.json").read_text())
+    assert (
+        {ground.ranks for ground in SIZE_GROUNDS} == {4} == {row["ranks"] for row in drawn["rows"]}
+    )
+    measured = {(row["network"], row["kib"]) for row in drawn["rows"]}
+    assert len(measured) == len(drawn["rows"]) == sum(len(ground.sizes) for ground in SIZE_GROUNDS)
+    assert {network for network, _ in measured} == {"unshaped", "10 Gbit/s", "5 Gbit/s", "1 Gbit/s"}
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
+def test_sizes_are_measured_beside_gloo() -> None:
+    ground = Ground(NETWORKS["1g"], 2, (4096, 65536))
+    small, large = measure_sizes([ground], lambda _: None, blocks=1)
+    assert (small["network"], small["kib"], large["kib"]) == ("1 Gbit/s", 4, 64)
+    assert all(row[name] > 0 for row in (small, large) for name in ("exact", "int8"))

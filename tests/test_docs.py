@@ -425,6 +425,15 @@ def test_the_picture_and_what_is_said_of_the_demo_are_of_one_run() -> None:
         assert f"{1000 * ours['comm_median_s']:.0f} · " in drawn
 
 
+def test_the_picture_of_sizes_and_what_is_said_of_it_are_of_one_run() -> None:
+    figures = json.loads((DOCS / "sizes.json").read_text(encoding="utf-8"))["rows"]
+    small = [row["exact"] for row in figures if row["kib"] <= 256]
+    large = [row["exact"] for row in figures if row["kib"] >= 1024]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = f"{min(small):.1f} to {max(small):.1f} times as fast as Gloo's up to 256 KiB, and"
+    assert f"{said} {min(large):.2f} to {max(large):.2f} times from 1 MiB on" in readme
+
+
 # ---------------------------------------------------------------------------- words
 
 OF_THE_CODE = (

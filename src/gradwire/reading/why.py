@@ -231,8 +231,10 @@ class _Reading:
 
     def _network(self) -> str:
         record = self.record
-        said = [f"{count(int(record.number('retransmissions', 0)), 'packet')} sent again"]
-        said[0] += f" of {int(record.number('packets', 0)):,}"
+        said = ["packets not recorded"]
+        if packets := int(record.number("packets", 0)):
+            again = int(record.number("retransmissions", 0))
+            said = [f"{count(again, 'packet')} sent again of {packets:,}"]
         if resent := self.name("resent"):
             said[0] += f", most to {resent} ({self.packets('resent', resent)})"
         if missed := self.name("missed"):

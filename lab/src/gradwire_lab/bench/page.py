@@ -23,6 +23,8 @@ TITLES = {
     "racks": "[queues of a rack](#queues-of-a-rack)",
     "sizes": "[quiet networks, by size](#quiet-networks-by-size)",
 }
+_VIRTUAL = ("where-it-pays", "racks")
+"""The pictures whose figures do not depend on the machine."""
 _QUIET_S = 0.001
 _PARAMETERS = 2_150_000
 """Of the demo's model; each moves as two bytes in half precision."""
@@ -53,8 +55,8 @@ def render(folder: Path) -> str:
     drawn = [
         {
             "title": TITLES[name],
-            "date": each.get("measured") or each["date"][:10],
-            "load": f"{each['machine']['load']:.1f}" if "contestants" in each else "–",
+            "date": each["date"][:10],
+            "load": "–" if name in _VIRTUAL else _load(each["machine"]["load"]),
             "command": each["command"],
         }
         for name, each in known.items()
@@ -71,6 +73,11 @@ def render(folder: Path) -> str:
         sizes=_sizes(known["sizes"]),
     )
     return "\n\n".join(map(_filled, page.split("\n\n")))
+
+
+def _load(load: float | None) -> str:
+    """Return the load of a machine; of earlier measurements it is not always known."""
+    return "not noted" if load is None else f"{load:.1f}"
 
 
 def _filled(paragraph: str) -> str:
@@ -144,13 +151,10 @@ def _racks(cells: Sequence[Figures]) -> dict[str, str]:
 
 
 def _sizes(figures: Figures) -> dict[str, str]:
-    rows = [row for row in figures["rows"] if row["ranks"] == 4]
+    rows = figures["rows"]
     small = [row["exact"] for row in rows if row["kib"] <= 256]
     large = [row["exact"] for row in rows if row["kib"] >= 4096]
     return {
-        "command": figures["command"],
-        "measured": figures["measured"],
-        "commit": figures["commit"],
         "small_low": f"{min(small):.2f}",
         "small_high": f"{max(small):.2f}",
         "large_low": f"{min(large):.2f}",

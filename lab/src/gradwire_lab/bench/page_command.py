@@ -11,32 +11,43 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from gradwire_lab.network.network import probe
+
 PARTS = ("demo", "where", "racks", "sizes")
+WITH_NETWORK = ("demo", "sizes")
+"""The parts that measure on networks of namespaces."""
+PAGE = "page"
 
 
 def page(
     part: Annotated[
-        list[str] | None, typer.Argument(help=f"{', '.join(PARTS)} [all]", show_default=False)
+        list[str] | None,
+        typer.Argument(help=f"{', '.join((*PARTS, PAGE))} [all]", show_default=False),
     ] = None,
     out: Annotated[Path, typer.Option(help="the folder of the page")] = Path("docs"),
     jobs: Annotated[int, typer.Option(min=0, help="processes at a time [the cores]")] = 0,
 ) -> None:
     """Draw the pictures of the page of benchmarks, and write it.
 
-    The demo needs namespaces and a machine with nothing else to do, for four minutes. The map of
-    where gradwire pays, and racks by their queues, are virtual time. Sizes are drawn from the table
-    of docs/measurements.md.
+    The demo and the sizes need namespaces and a machine with nothing else to do, for four minutes
+    each. The map of where gradwire pays, and racks by their queues, are virtual time. "page" alone
+    writes the page from the figures that are there.
     """
     for name in part or ():
-        if name not in PARTS:
-            raise typer.BadParameter(f"{name}: {', '.join(PARTS)}", param_hint="PART")
+        if name not in (*PARTS, PAGE):
+            raise typer.BadParameter(f"{name}: {', '.join((*PARTS, PAGE))}", param_hint="PART")
     if not out.is_dir():
         raise typer.BadParameter(f"{out}: no folder", param_hint="--out")
     from gradwire_lab.bench.page import write_page
 
     console = Console(stderr=True)
     command = shlex.join(["gradwire", *sys.argv[1:]])
-    for name in part or PARTS:
+    parts = [name for name in part or PARTS if name != PAGE]
+    if {*parts} & {*WITH_NETWORK} and (reason := probe()) is not None:
+        why = f"no lab network on this machine: {reason}"
+        console.print(f"gradwire bench page: {why}", markup=False)
+        raise typer.Exit(2)
+    for name in parts:
         if name == "demo":
             written = _demo(out, command, console)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,21 @@ from matplotlib.lines import Line2D
 
 from gradwire_lab.bench.network_groups import grid
 from gradwire_lab.bench.networks import Cell, run_networks
+from gradwire_lab.bench.transport import run_ground
+from gradwire_lab.bench.transport_grid import Ground, quick_grounds
 from gradwire_lab.bench.where import LOSSES, ROUND_TRIPS, SIZES, run_map
 from gradwire_lab.contest.measure import environment
 from gradwire_lab.report.drawing import legend, line, logarithmic, write_forms
 
-__all__ = ["PARTS", "read_sizes"]
+__all__ = ["PARTS", "SIZE_GROUNDS", "measure_sizes"]
 
-DIARY = "measurements.md"
 _COLOURS = ("#d1603d", "#3b78b5", "#2a9d76", "#8a5a9e")
 _QUICKEST = 64.0
 """What is this many times as fast has the colour of everything beyond."""
+SIZE_GROUNDS = [ground for ground in quick_grounds("on") if ground.ranks == 4]
+"""The networks on which buffers are summed by size."""
+_SUMS = ("exact", "int8")
+"""Whose times are drawn, over Gloo's."""
 
 Progress = Callable[[str], None]
 
@@ -47,10 +51,9 @@ def racks(folder: Path, command: str, jobs: int, progress: Progress) -> list[Pat
 
 
 def sizes(folder: Path, command: str, jobs: int, progress: Progress) -> list[Path]:
-    """Draw the transports alone by size, from the table of the diary."""
-    table = read_sizes((folder / DIARY).read_text(encoding="utf-8"))
-    path = folder / "sizes.svg"
-    return _write(path, table.pop("command"), table, lambda: _sizes(table["rows"]))
+    """Draw the transports alone by size, as networks of namespaces take them."""
+    rows = measure_sizes(SIZE_GROUNDS, progress)
+    return _write(folder / "sizes.svg", command, {"rows": rows}, lambda: _sizes(rows))
 
 
 PARTS: Mapping[str, Callable[[Path, str, int, Progress], list[Path]]] = {
@@ -159,34 +162,24 @@ def _racks(found: Sequence[Mapping[str, Any]]) -> Figure:
 # ---------------------------------------------------------------------------- sizes
 
 
-def read_sizes(diary: str) -> dict[str, Any]:
-    """Read the table of `gradwire bench transport --quick` out of the diary.
+def measure_sizes(
+    grounds: Sequence[Ground], progress: Progress, blocks: int = 5
+) -> list[dict[str, Any]]:
+    """Sum buffers of several sizes by Gloo and gradwire in turn.
 
     Returns:
-        ``command``, ``measured`` (the day), ``commit``, and ``rows``, each with network, ranks,
-        size in KiB, and Gloo's time over that of exact sums and of sums in int8.
+        For each network and size in KiB how many times as fast as Gloo's exact sums and those in
+        int8 are, by their medians.
     """
-    _, _, rest = diary.partition("\n## The transports alone\n")
-    said = re.search(r"`(gradwire bench [^`]+)`, alone[^(]*\((\S+), (\w+);", rest)
-    table = re.search(r"^\| network, ranks \|.*\n\|[-| ]+\n((?:\|.*\n)+)", rest, re.M)
-    if said is None or table is None:
-        raise ValueError("the diary has no table of `gradwire bench transport --quick`")
-    rows, ground = [], ""
-    for text in table[1].splitlines():
-        cells = [cell.strip() for cell in text.split("|")[1:-1]]
-        ground = cells[0] or ground
-        network, ranks = ground.rsplit(", ", 1)
-        number, unit = cells[1].split()
-        rows.append(
-            {
-                "network": network,
-                "ranks": int(ranks),
-                "kib": int(number) * (1024 if unit == "MiB" else 1),
-                "exact": float(cells[2]),
-                "int8": float(cells[4]),
-            }
-        )
-    return {"command": said[1], "measured": said[2], "commit": said[3], "rows": rows}
+    rows = []
+    for ground in grounds:
+        rate = ground.network.rate
+        for cell in run_ground(ground, names=_SUMS, blocks=blocks, progress=progress):
+            found = {name: round(cell["contestants"][name]["ratio"], 3) for name in _SUMS}
+            network = f"{rate / 1e9:g} Gbit/s" if rate else ground.network.name
+            size = cell["bytes"] / 1024
+            rows.append({"network": network, "ranks": ground.ranks, "kib": size, **found})
+    return rows
 
 
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -197,11 +190,7 @@ def _sizes(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes = figure.add_subplot(1, 2, number + 1)
         axes.axhline(1.0, color=matplotlib.rcParams["xtick.color"], linewidth=0.8)
         for place, name in enumerate(networks):
-            points = [
-                (row["kib"], row[key])
-                for row in rows
-                if row["network"] == name and row["ranks"] == 4
-            ]
+            points = [(row["kib"], row[key]) for row in rows if row["network"] == name]
             axes.plot(*zip(*points, strict=True), color=_COLOURS[place], marker=".")
         logarithmic(axes, "x")
         axes.set(xlabel="KiB of each rank's buffer, 4 ranks", ylabel=f"{title}: × Gloo's speed")
