@@ -95,7 +95,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
         except ValueError:
             right = False
     if not right:
-        allowed = "host:port, [IPv6 address]:port, or file:///path"
+        allowed = "expected host:port, [IPv6 address]:port, or file:///path"
         raise ConfigError.of("store", address, allowed)
     return host, int(port)
 
@@ -128,7 +128,9 @@ def _in_time(connect: Callable[[float], Any], timeout_s: float, address: str) ->
 
 def _check_file(address: str, path: Path) -> None:
     if not path.name or path.is_dir():
-        raise ConfigError.of("store", address, "the file of a FileStore, as in file:///path")
+        raise ConfigError.of(
+            "store", address, "expected the file of a FileStore, as in file:///path"
+        )
     if not path.parent.is_dir():
         raise ConfigError.of("store", address, f"there is no folder {str(path.parent)!r}")
     if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):

@@ -378,4 +378,4 @@ def _host_and_port(target: str, usual: int) -> tuple[str, int]:
 def _port(text: str, value: str) -> int:
     if text.isascii() and text.isdigit() and 0 < int(text) < 65_536:
         return int(text)
-    raise ConfigError.of("PORT", value, "a UDP port from 1 to 65535")
+    raise ConfigError.of("PORT", value, "expected a UDP port from 1 to 65535")
