@@ -7,9 +7,14 @@ with and without wrappers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from gradwire.core.words import numbered
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_NAMED = 3
 """How many of several names a text has at most."""
@@ -45,7 +50,32 @@ def some_of(names: Sequence[str]) -> str:
 
 def ranks_as_text(ranks: Sequence[int]) -> str:
     """Returns ranks as text: "rank 1", "ranks 0, 2", "ranks 0, 1, … (60)"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
     more = f", … ({len(ranks)})" if len(ranks) > MOST_RANKS else ""
-    return f"ranks {', '.join(map(str, ranks[:MOST_RANKS]))}{more}"
+    return numbered("rank", ranks[:MOST_RANKS]) + more
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of endpoints: workers by their rank in the job, servers by index."""
+
+    ranks: Sequence[int]
+
+    def rank_of(self, endpoint: int) -> int:
+        """Returns a worker's rank in the job, or a server's endpoint number."""
+        return self.ranks[endpoint] if 0 <= endpoint < len(self.ranks) else endpoint
+
+    def name(self, endpoint: int) -> str:
+        """Names an endpoint: "rank 2", "server 0"; "" for -1, which is none."""
+        if endpoint < 0:
+            return ""
+        workers = len(self.ranks)
+        here = endpoint < workers
+        return f"rank {self.ranks[endpoint]}" if here else f"server {endpoint - workers}"
+
+    def describe(self, endpoints: Iterable[int]) -> str:
+        """Names endpoints as text: "rank 2", "ranks 1, 3", "rank 0 and server 1"."""
+        endpoints, workers = list(endpoints), len(self.ranks)
+        ranks = [self.ranks[each] for each in endpoints if each < workers]
+        servers = [each - workers for each in endpoints if each >= workers]
+        words = (("rank", ranks), ("server", servers))
+        return " and ".join(numbered(of, numbers) for of, numbers in words if numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradwire.core.names import Names
 from gradwire.core.plan import TransferPlan
 from gradwire.core.regions import TensorSlot
 from gradwire.core.transfer_report import TransferReport
@@ -78,13 +79,7 @@ class SlowestBucket:
             ranks: The rank in the job of each worker.
             slots: The tensors of each bucket.
         """
-
-        def name(endpoint: int) -> str:
-            if endpoint < 0:
-                return ""
-            here = endpoint < len(ranks)
-            return f"rank {ranks[endpoint]}" if here else f"server {endpoint - len(ranks)}"
-
+        name = Names(ranks).name
         index = max(range(len(transfers)), key=lambda each: transfers[each][1].total_s)
         plan, report = transfers[index]
         waits = report.waits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def seconds(value: float) -> str:
@@ -21,6 +22,11 @@ def share(value: float) -> str:
     if value in (0, 1):
         return f"{value:.0%}".replace("%", " %")
     return f"{min(max(100 * value, 0.001), 99.9):.3g} %"
+
+
+def numbered(of: str, numbers: Sequence[object]) -> str:
+    """Names things by their numbers: "rank 1", "ranks 0, 2"."""
+    return f"{of}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def count(number: int, of: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gradwire.core.errors import ConfigError
-from gradwire.doctor.findings import as_json, exit_status, lines, summary, wrapped
+from gradwire.doctor.findings import as_json, exit_status, lines, refuse, summary, wrapped
 from gradwire.doctor.host import check_host
 from gradwire.doctor.job import examine
 from gradwire.doctor.place import Place, beside_others, place_of_environment
@@ -33,12 +33,7 @@ def doctor(
     try:
         place = place_of_environment()
     except ConfigError as error:
-        if in_json:
-            failure = {"status": "error", "setting": error.setting, "error": str(error)}
-            typer.echo(json.dumps(failure))
-        else:
-            typer.echo(f"gradwire doctor: {error}", err=True)
-        raise typer.Exit(2) from error
+        refuse("doctor", error, in_json=in_json)
     raise typer.Exit(_alone(in_json) if place is None else _job(place, in_json))
 
 

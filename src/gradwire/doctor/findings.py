@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+import typer
 from rich.console import Console
 from rich.text import Text
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.words import count
 
 Level = Literal["ok", "warning", "problem"]
 """A job runs well (ok), runs with a handicap (warning), or does not run (problem)."""
@@ -76,10 +81,29 @@ def lines(findings: Sequence[Finding]) -> list[str]:
     return found
 
 
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows as lines; all columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"  {row[0]:{widths[0]}}  "
+        + "  ".join(f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+
+
+def refuse(command: str, error: ConfigError, *, in_json: bool) -> NoReturn:
+    """Prints what a command cannot begin with, and ends it."""
+    if in_json:
+        typer.echo(json.dumps({"status": "error", "setting": error.setting, "error": str(error)}))
+    else:
+        typer.echo(f"gradwire {command}: {error}", err=True)
+    raise typer.Exit(2) from error
+
+
 def summary(findings: Sequence[Finding]) -> str:
     counts = [
-        f"{count} {level}{'s' if count > 1 else ''}"
+        count(number, level)
         for level in ("problem", "warning")
-        if (count := sum(each.level == level for each in findings))
+        if (number := sum(each.level == level for each in findings))
     ]
     return " and ".join(counts) + "." if counts else "All is well."

@@ -33,6 +33,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.transport.addresses import udp_socket
+
 LAYOUT = struct.Struct("!4sBBxxQQIxxxx")
 MAGIC, VERSION = b"gwdr", 2
 HELLO, WELCOME = 1, 2
@@ -155,12 +157,7 @@ class Listener:
         sockets: list[socket.socket] = []
         with contextlib.ExitStack() as undo:
             for address in self._addresses:
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                opened = undo.enter_context(
-                    contextlib.closing(socket.socket(family, socket.SOCK_DGRAM))
-                )
-                place = socket.getaddrinfo(address, self._port, type=socket.SOCK_DGRAM)[0][4]
-                opened.bind(place)
+                opened = undo.enter_context(udp_socket(address, self._port))
                 opened.setblocking(False)
                 sockets.append(opened)
             undo.pop_all()

@@ -17,7 +17,8 @@ from typing import Any
 
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.core.settings import Settings
-from gradwire.doctor.findings import Finding, as_json, lines, summary, wrapped
+from gradwire.core.words import count
+from gradwire.doctor.findings import Finding, as_json, lines, summary, table, wrapped
 from gradwire.doctor.host import Host, check_host
 from gradwire.doctor.judge import rate_text, rtt_text
 from gradwire.doctor.pairs import Pair, measure_all, pair_findings
@@ -87,17 +88,16 @@ class Examined:
     def text(self) -> str:
         parts = []
         if self.hosts:
-            count, hosts = sum(map(len, self.ranks.values())), len(self.hosts)
-            plural = "s" if hosts > 1 else ""
-            parts.append(f"gradwire doctor: {count} ranks on {hosts} host{plural}\n")
+            ranks = sum(map(len, self.ranks.values()))
+            hosts = count(len(self.hosts), "host")
+            parts.append(f"gradwire doctor: {ranks} ranks on {hosts}\n")
             for first, name in self.hosts.items():
-                ranks = _ranges(self.ranks[first])
-                kind = "rank" if len(self.ranks[first]) == 1 else "ranks"
                 own = self.addresses.get(first)
                 where = ""
                 if own is not None:
                     where = f" at {own.address} on {own.interface}, MTU {own.mtu or 'unknown'}"
-                parts += [f"  {line}" for line in wrapped(f"{name}: {kind} {ranks}{where}", 2)]
+                listed = f"{name}: {_ranges(self.ranks[first])}{where}"
+                parts += [f"  {line}" for line in wrapped(listed, 2)]
             parts.append("")
         parts += lines(self.findings)
         if self.pairs:
@@ -116,31 +116,19 @@ class Examined:
                 cells[ends] = (
                     f"{rate_text(way.rate)}, {way.loss:.1%}, {rtt_text(rtt)}" if way.rate else "–"
                 )
-        widths = {
-            to: max([len(name), *(len(cells.get((first, to), "")) for first in self.hosts)])
-            for to, name in self.hosts.items()
-        }
-        longest = max([len("from"), *map(len, self.hosts.values())])
-        head = "  ".join(f"{name:>{widths[to]}}" for to, name in self.hosts.items())
-        rows = [f"  {'from':{longest}}  {head}"]
+        rows = [["from", *self.hosts.values()]]
         for first, name in self.hosts.items():
-            row = "  ".join(
-                f"{cells.get((first, to), '' if first == to else '–'):>{widths[to]}}"
-                for to in self.hosts
-            )
-            rows.append(f"  {name:{longest}}  {row}")
-        return [*rows, "", "  Each cell: rate, loss, smallest round-trip time."]
+            unknown = {to: "" if first == to else "–" for to in self.hosts}
+            rows.append([name, *(cells.get((first, to), unknown[to]) for to in self.hosts)])
+        return [*table(rows), "", "  Each cell: rate, loss, smallest round-trip time."]
 
 
 def _ranges(ranks: list[int]) -> str:
-    """Returns rising numbers as text: "0–3, 6"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    """Names rising ranks as text: "rank 3", "ranks 0–3, 6"."""
+    steps = itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])
+    runs = [[rank for _, rank in run] for _, run in steps]
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(words)}"
 
 
 def examine(place: Place, say: Callable[[str], None] = lambda text: None) -> Examined:
@@ -303,8 +291,7 @@ def _of_hosts(result: Examined, reports: list[list[dict[str, Any]]]) -> list[Fin
                 if finding not in by_rank[first]:
                     others.setdefault(finding, []).append(rank)
         for finding, ranks in others.items():
-            which = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
-            findings.append(_named(finding, f"{name}, {which}"))
+            findings.append(_named(finding, f"{name}, {_ranges(ranks)}"))
     return [finding for finding in findings if finding.level != "ok"]
 
 
@@ -326,9 +313,7 @@ def _unlike(result: Examined) -> list[Finding]:
         if len(ranks) == 1 or name == "kernel":
             continue
         listed = "; ".join(
-            f"{version or 'none'} on rank{'s' if len(having) > 1 else ''} "
-            f"{', '.join(map(str, having))}"
-            for version, having in ranks.items()
+            f"{version or 'none'} on {_ranges(having)}" for version, having in ranks.items()
         )
         grave = name in ("gradwire", "protocol")
         text = f"The ranks have different versions of {name}: {listed}."
@@ -351,10 +336,7 @@ def _disagreeing(settings: list[dict[str, Any]]) -> list[Finding]:
             if name in own:
                 ranks.setdefault(repr(own[name]), []).append(rank)
         if len(ranks) > 1:
-            listed = ", ".join(
-                f"{value} (rank{'s' if len(having) > 1 else ''} {_ranges(having)})"
-                for value, having in ranks.items()
-            )
+            listed = ", ".join(f"{value} ({_ranges(having)})" for value, having in ranks.items())
             differing.append(f"{name} is {listed}")
     if not differing:
         return []

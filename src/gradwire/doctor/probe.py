@@ -17,7 +17,7 @@ import typer
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.settings import Settings
-from gradwire.doctor.findings import Finding, as_json, exit_status, lines, summary
+from gradwire.doctor.findings import Finding, as_json, exit_status, lines, refuse, summary, table
 from gradwire.doctor.greeting import Greeted, Listener, SocketAddress, greet
 from gradwire.doctor.host import environment_settings
 from gradwire.doctor.judge import accept, path_findings, rtt_text, way_rows
@@ -26,11 +26,13 @@ from gradwire.transport.addresses import (
     ETHERNET_DATAGRAM,
     UDP_OVERHEAD,
     LocalAddress,
+    can_be_bound,
     local_addresses,
     on_first_free,
     reachable_interfaces,
     route_mtu,
     scoped,
+    udp_socket,
     with_port,
 )
 
@@ -78,13 +80,7 @@ def probe(
             raise typer.Exit(_listen(target, settings, seconds, as_json))
         raise typer.Exit(_probe(target, settings, seconds, as_json))
     except ConfigError as error:
-        if as_json:
-            typer.echo(
-                json.dumps({"status": "error", "setting": error.setting, "error": str(error)})
-            )
-        else:
-            typer.echo(f"gradwire probe: {error}", err=True)
-        raise typer.Exit(2) from error
+        refuse("probe", error, in_json=as_json)
 
 
 def _seconds(timeout: float | None, usual: float) -> float:
@@ -214,18 +210,8 @@ def _port_of(port: int) -> Iterator[None]:
 
 def _loopbacks(addresses: list[str]) -> list[str]:
     """Returns the loopback addresses of this host that are not among others."""
-    known = ["127.0.0.1", "::1"] if socket.has_ipv6 else ["127.0.0.1"]
-    return [each for each in known if each not in addresses and _usable(each)]
-
-
-def _usable(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as trial:
-            trial.bind((address, 0))
-    except OSError:
-        return False
-    return True
+    known = ("127.0.0.1", "::1")
+    return [each for each in known if each not in addresses and can_be_bound(each)]
 
 
 def _own_addresses(settings: Settings) -> list[str]:
@@ -308,7 +294,7 @@ def _greet_and_measure(
     until = time.monotonic() + contact_s
     while not found.answered and (left := until - time.monotonic()) > 0:
         try:
-            opened = on_first_free(settings.ports, lambda port: _bound(own, port))
+            opened = on_first_free(settings.ports, lambda port: udp_socket(own.bound, port))
         except OSError as error:
             raise ConfigError.of("port", settings.port, f"cannot be opened: {error}") from error
         with opened:
@@ -321,22 +307,9 @@ def _greet_and_measure(
     return found
 
 
-def _bound(own: LocalAddress, port: int) -> socket.socket:
-    family = socket.AF_INET6 if own.version == 6 else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_DGRAM)
-    try:
-        opened.bind(socket.getaddrinfo(own.bound, port, type=socket.SOCK_DGRAM)[0][4])
-    except BaseException:
-        opened.close()
-        raise
-    return opened
-
-
 def _table(found: Measurement) -> str:
-    rows = [("", "there", "back"), *way_rows(found)]
-    first, there, back = (max(map(len, column)) for column in zip(*rows, strict=True))
-    table = [f"  {row[0]:{first}}  {row[1]:>{there}}  {row[2]:>{back}}" for row in rows]
-    return "\n".join([*table, "", f"  smallest round-trip time: {rtt_text(found.rtt_s)}"])
+    rows = table([("", "there", "back"), *way_rows(found)])
+    return "\n".join([*rows, "", f"  smallest round-trip time: {rtt_text(found.rtt_s)}"])
 
 
 def _ends(host: str, port: int, settings: Settings) -> tuple[LocalAddress, SocketAddress]:

@@ -118,8 +118,7 @@ def on_first_free(ports: Sequence[int], bind: Callable[[int], Bound]) -> Bound:
 
 def route_mtu(source: str, destination: str) -> int:
     """Returns the MTU in bytes of the route from a local address to another one."""
-    with _probe(source) as probe:
-        probe.bind(_place(source))
+    with udp_socket(source) as probe:
         probe.connect(_place(destination))  # sends nothing
         if probe.family == socket.AF_INET6:
             return probe.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU)
@@ -199,7 +198,7 @@ def _preferred(towards: str | None) -> str:
     if not sources:
         sources = [source for host in ANYWHERE for source in _sources(host)]
     if not sources:
-        sources = [each for each in ("127.0.0.1", "::1") if _can_be_bound(each)]
+        sources = [each for each in ("127.0.0.1", "::1") if can_be_bound(each)]
     return sources[0] if sources else "127.0.0.1"
 
 
@@ -267,7 +266,7 @@ def _of_address(known: Sequence[_engine.Interface], interface: str) -> LocalAddr
     owner = _owner(known, wanted)
     if owner is not None and not owner.up:
         raise _no_interface(interface, known, f"its interface {owner.name} is down")
-    if owner is not None and not _can_be_bound(wanted):
+    if owner is not None and not can_be_bound(wanted):
         raise _no_interface(interface, known, f"{owner.name} has it, but it cannot be bound now")
     alone = not (parsed.is_unspecified or parsed.is_multicast)
     if alone and (owner is not None or _reaches_itself(wanted)):
@@ -311,7 +310,7 @@ def _one_of_each(
     Link-local addresses of IPv6 count only where one is asked for or there is nothing else, because
     every interface has one, and it reaches no further than the next router.
     """
-    addresses = [each for each in addresses if _can_be_bound(each)]
+    addresses = [each for each in addresses if can_be_bound(each)]
     wide = [each for each in addresses if not is_link_local(each)]
     if addresses and (not wide or is_link_local(addresses[0])):
         wide = addresses
@@ -338,9 +337,8 @@ def _owner(known: Sequence[_engine.Interface], address: str) -> _engine.Interfac
     return None
 
 
-def _can_be_bound(address: str) -> bool:
-    with contextlib.suppress(OSError), _probe(address) as probe:
-        probe.bind(_place(address))
+def can_be_bound(address: str) -> bool:
+    with contextlib.suppress(OSError), udp_socket(address):
         return True
     return False
 
@@ -350,8 +348,7 @@ def _reaches_itself(address: str) -> bool:
 
     The kernel may let other addresses be bound as well, such as those of a broadcast.
     """
-    with contextlib.suppress(OSError), _probe(address) as probe:
-        probe.bind(_place(address))
+    with contextlib.suppress(OSError), udp_socket(address) as probe:
         probe.settimeout(1.0)
         probe.sendto(b"", probe.getsockname())
         probe.recv(1)
@@ -359,13 +356,22 @@ def _reaches_itself(address: str) -> bool:
     return False
 
 
-def _probe(address: str) -> socket.socket:
-    family = socket.AF_INET if _parsed(address).version == 4 else socket.AF_INET6
-    return socket.socket(family, socket.SOCK_DGRAM)
+def udp_socket(address: str, port: int = 0) -> socket.socket:
+    """Returns a UDP socket that is bound to an address of this host, with its scope."""
+    place = _place(address, port)
+    opened = socket.socket(
+        socket.AF_INET if _parsed(address).version == 4 else socket.AF_INET6, socket.SOCK_DGRAM
+    )
+    try:
+        opened.bind(place)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
-def _place(address: str) -> Any:
-    found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+def _place(address: str, port: int = 0) -> Any:
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
     return found[0][4]
 
 

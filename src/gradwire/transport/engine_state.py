@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradwire import _engine
-    from gradwire.transport.meeting import Names
+    from gradwire.core.names import Names
 
 MOST_PATHS = 64
 """How many paths of an engine are offered at most: the worst ones."""
@@ -17,7 +17,7 @@ def engine_state(native: _engine.Engine, names: Names, endpoint: int, group: str
     failure = native.failure()
     paths = [
         {
-            "peer": names.describe([peer.endpoint]),
+            "peer": names.name(peer.endpoint),
             "silence_s": peer.silence_ns / 1e9,
             **peer.path(),
         }
@@ -26,7 +26,7 @@ def engine_state(native: _engine.Engine, names: Names, endpoint: int, group: str
     if len(paths) > MOST_PATHS:
         paths = sorted(paths, key=_badness, reverse=True)[:MOST_PATHS]
     return {
-        "name": names.describe([endpoint]),
+        "name": names.name(endpoint),
         "group": group,
         "workers": len(names.ranks),
         "failure": None if failure is None else failure.text,

@@ -190,7 +190,7 @@ class SharedEngine(Engine):
                 state["waits"] = {
                     "step": waits.request.step,
                     "seconds": seconds,
-                    "for": [self._names.describe([peer.endpoint]) for peer in absent],
+                    "for": [self._names.name(peer.endpoint) for peer in absent],
                 }
         return state
 
@@ -271,7 +271,7 @@ class SharedEngine(Engine):
         (lane, op), waits = oldest
         waits.warn_at = now + NEXT_WARNING_S
         absent = [
-            f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
+            f"{self._names.name(peer.endpoint)} has not begun it and was last heard "
             f"{peer.silence_ns / 1e9:.1f} s ago"
             for peer in self._absent(native, lane, op)
         ]
@@ -314,7 +314,7 @@ class SharedEngine(Engine):
         with registry.lock:
             lanes = [0, *(1 + number for number in self._users)]
         return [
-            f"{self._names.describe([peer.endpoint])} in {self._user(lane)}"
+            f"{self._names.name(peer.endpoint)} in {self._user(lane)}"
             for peer in native.peers()
             if self._names.rank_of(peer.endpoint) in ranks
             for lane in lanes

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from gradwire.core.errors import RendezvousError
+from gradwire.core.names import Names
 from gradwire.transport.store import BoundedStore, Store, store_errors
 
 log = logging.getLogger("gradwire")
@@ -31,29 +32,6 @@ CAME, HURRY, LEFT = "came", "hurry", "left"
 LINGER_S = 5.0
 """Seconds for which a failed endpoint stays at most, until the others have read of it."""
 FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
-
-
-@dataclass(frozen=True)
-class Names:
-    """The names of the endpoints in errors: workers by their rank in the job, servers by index."""
-
-    ranks: tuple[int, ...]
-
-    def rank_of(self, endpoint: int) -> int:
-        """Returns a worker's rank in the job, or a server's endpoint number."""
-        return self.ranks[endpoint] if 0 <= endpoint < len(self.ranks) else endpoint
-
-    def describe(self, endpoints: Iterable[int]) -> str:
-        """Names endpoints as text: "rank 2", "ranks 1, 3", "server 0"."""
-        endpoints, workers = list(endpoints), len(self.ranks)
-        ranks = [str(self.ranks[e]) for e in endpoints if e < workers]
-        servers = [str(e - workers) for e in endpoints if e >= workers]
-        words = []
-        if ranks:
-            words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks))
-        if servers:
-            words.append(("server " if len(servers) == 1 else "servers ") + ", ".join(servers))
-        return " and ".join(words)
 
 
 @dataclass
