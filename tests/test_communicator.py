@@ -992,11 +992,11 @@ def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
     opened: list[Any] = [engine]
     monkeypatch.setattr(registry, "open_engines", opened)
     engine.users = 1
-    assert not registry.drop_unused(engine)
+    assert not registry.drop(engine, used=False)
     assert opened == [engine]
     engine.users = 0
-    assert registry.drop_unused(engine)
-    assert registry.drop_unused(engine)  # gone already
+    assert registry.drop(engine, used=False)
+    assert registry.drop(engine, used=False)  # gone already
     assert engine.closed
     assert opened == []
 

@@ -32,7 +32,7 @@ from ddp_jobs import (
     train,
     wrap,
 )
-from gradwire.training.staging import _DirectStage
+from gradwire.training.staging import Stage
 from gradwire.transport import engines, registry
 from gradwire.transport.communicator import Communicator
 from own_state import own_state
@@ -226,7 +226,7 @@ def test_the_hooks_state_can_be_pickled_with_its_module(two: Ranks) -> None:
 # ---------------------------------------------------------------------------- order of ops
 
 
-class SlowStage(_DirectStage):
+class SlowStage(Stage):
     """Waits for its copy, as if the bucket lay on a CUDA device."""
 
     waits = True

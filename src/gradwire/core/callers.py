@@ -1,24 +1,23 @@
-"""The line of the user's script that a warning is about."""
+"""Warnings that name the line of the user's script that they are about."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from types import FrameType
 
 INSIDE = ("gradwire", "torch", "threading")
 """Packages between a user's line and the warning."""
 
 
-def user_level() -> int:
-    """Returns the `stacklevel` with which `warnings.warn` names the user's line.
-
-    On a thread that no user's line has started it names the caller of whoever warns.
-    """
-    level, frame = 1, sys._getframe(1)
-    above: FrameType | None = frame
-    while above is not None:
-        package = str(above.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in INSIDE:
-            return level
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns of a user's line, or of who calls the caller on a thread that none has started."""
+    level = 1
+    above: FrameType | None = sys._getframe(1)
+    while above is not None and _package(above) in INSIDE:
         level, above = level + 1, above.f_back
-    return 2
+    warnings.warn(text, category, stacklevel=3 if above is None else 1 + level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -133,15 +134,13 @@ def _log_links(links: tuple[str, ...]) -> None:
 
 
 def _convert(variable: str, text: str, hint: object) -> object:
-    lowered = text.lower()
-    for parse in _parsers(hint):
-        try:
-            return parse(lowered if parse is _truth else text)
-        except ValueError:
-            continue
+    readers = _readers(hint)
+    for read, _ in readers:
+        with contextlib.suppress(ValueError):
+            return read(text)
     raise ConfigError.about(
         f"environment variable {variable}={text!r}",
-        f"expected {_describe(hint)}",
+        f"expected {' or '.join(words for _, words in readers)}",
         setting=variable,
         value=text,
     )
@@ -153,63 +152,45 @@ def _alternatives(hint: object) -> list[object]:
     return [hint]
 
 
-def _parsers(hint: object) -> list[Callable[[str], object]]:
-    parsers: list[Callable[[str], object]] = []
+def _readers(hint: object) -> list[tuple[Callable[[str], object], str]]:
+    """Returns what reads the values of a type, each with what it takes, in words."""
     if hint == PORT:
-        return [read_ports]
+        return [(read_ports, ALLOWED_PORTS)]
     if hint == EXPORT:
-        return [read_exports]
+        return [(read_exports, ALLOWED_EXPORTS)]
+    found: list[tuple[Callable[[str], object], str]] = []
     for part in _alternatives(hint):
         if typing.get_origin(part) is Literal:
-            parsers.append(_one_of(typing.get_args(part)))
-        elif part is bool:
-            parsers.append(_truth)
-        elif part is int:
-            parsers.append(_integer)
-        elif part is float:
-            parsers.append(float)
-        elif part is str:
-            parsers.append(str)
-    return parsers
+            words = typing.get_args(part)
+            found.append((functools.partial(_one_of, words), " or ".join(map(repr, words))))
+        elif part in _READERS:
+            found.append(_READERS[part])
+    return found
 
 
-def _describe(hint: object) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    described: list[str] = []
-    if hint == PORT:
-        return ALLOWED_PORTS
-    if hint == EXPORT:
-        return ALLOWED_EXPORTS
-    for part in _alternatives(hint):
-        if typing.get_origin(part) is Literal:
-            described.extend(repr(word) for word in typing.get_args(part))
-        elif part in words:
-            described.append(words[part])
-    return " or ".join(described)
-
-
-def _one_of(words: tuple[object, ...]) -> Callable[[str], object]:
-    def parse(text: str) -> object:
-        if text in words:
-            return text
-        truth = _truth(text.lower())
-        if truth not in words:
-            raise ValueError(text)
-        return truth
-
-    return parse
+def _one_of(words: tuple[object, ...], text: str) -> object:
+    if text in words:
+        return text
+    truth = _truth(text)
+    if truth not in words:
+        raise ValueError(text)
+    return truth
 
 
 def _truth(text: str) -> bool:
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(text)
+    known = {"1": True, "true": True, "yes": True, "on": True}
+    known |= {"0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in known:
+        raise ValueError(text)
+    return known[text.lower()]
 
 
-def _integer(text: str) -> int:
-    return int(text, 0)
+_READERS: dict[object, tuple[Callable[[str], object], str]] = {
+    bool: (_truth, "true or false"),
+    int: (lambda text: int(text, 0), "a whole number"),
+    float: (float, "a number"),
+    str: (str, "text"),
+}
 
 
 def ports_of(port: object) -> range:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import threading
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.core import callers
 from gradwire.core.agreed import Phase, Summary
-from gradwire.core.callers import user_level
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TransferPlan, encoded_share
 from gradwire.core.regions import TensorSlot
@@ -311,10 +310,8 @@ class ReportWriter:
                     self._file.write(line)
                     self._file.flush()
         except OSError as error:
-            warnings.warn(
+            callers.warn(
                 f"gradwire stops writing reports to {self.path}: {error}",
-                RuntimeWarning,
-                stacklevel=user_level(),
             )
             self.close()
 

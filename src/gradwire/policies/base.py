@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.core import callers
 from gradwire.core.agreed import Phase
-from gradwire.core.callers import user_level
 from gradwire.core.checks import plain
 from gradwire.core.plan import FILLS, SPENDS, TransferPlan, check_choice
 from gradwire.core.regions import Region, TensorSlot
@@ -289,12 +288,10 @@ class Policy(ABC):
             self.phases.observe(report.agreed)
         waits = self.awaits_epochs and report.agreed.epoch < 0
         if waits and report.step + 1 == PATIENCE:
-            warnings.warn(
+            callers.warn(
                 f"policy {self.name!r} with every='epoch': {PATIENCE} steps have passed and no "
                 "epoch has begun: call attachment.epoch(n) when one begins, or give every= as a "
                 "number of steps",
-                RuntimeWarning,
-                stacklevel=user_level(),
             )
 
     def options(self) -> dict[str, object]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from gradwire.core import callers
 from gradwire.core.agreed import GAUGES, LAST_EPOCH, PHASES, Ballot, Pace, Phase
-from gradwire.core.callers import user_level
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError
 from gradwire.core.regions import TensorSlot
@@ -102,11 +101,9 @@ class BallotBox:
         self._losses += 1
         if self._warns and not math.isfinite(loss):
             self._warns = False
-            warnings.warn(
+            callers.warn(
                 f"attachment.loss({loss}): the training loss is not finite; with loss_rise= the "
                 "steps after such a loss are exact",
-                RuntimeWarning,
-                stacklevel=user_level(),
             )
 
     def cast(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
-from gradwire.core.callers import user_level
+from gradwire.core import callers
 from gradwire.core.environment import check_environment
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings, setting_names
@@ -196,8 +195,8 @@ def _warn_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, s
     It is no error, because they may be meant for other jobs of the same environment.
     """
     for variable in unread_variables(own, environment):
-        warnings.warn(
+        callers.warn(
             f"{variable}={environment[variable]!r} is not read: policy {policy.name!r} takes no "
             "such option from the environment",
-            stacklevel=user_level(),
+            UserWarning,
         )

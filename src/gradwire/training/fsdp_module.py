@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -208,27 +209,30 @@ def shard_groups(model: torch.nn.Module) -> list[ShardGroup]:
 
 
 def process_group_of(groups: list[ShardGroup]) -> dist.ProcessGroup:
-    return cast(dist.ProcessGroup, groups[0].inner.mesh_info.shard_process_group)
+    return _shard_group(groups[0].inner)
 
 
 def shard_group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
     """Returns the process group of the first module under fully_shard that has parameters."""
-    for module in model.modules():
-        for inner in _inners(module) if isinstance(module, FSDPModule) else ():
-            return cast(dist.ProcessGroup, inner.mesh_info.shard_process_group)
-    return None
+    inner = next(itertools.chain.from_iterable(map(_inners, model.modules())), None)
+    return None if inner is None else _shard_group(inner)
 
 
 def check_detached(model: torch.nn.Module) -> None:
     """Raises ConfigError where gradwire is attached to a model under fully_shard."""
-    for module in model.modules():
-        for inner in _inners(module) if isinstance(module, FSDPModule) else ():
-            if any(map(_is_attached, _reductions(inner))):
-                raise _already_attached()
+    inners = itertools.chain.from_iterable(map(_inners, model.modules()))
+    if any(_is_attached(taken) for inner in inners for taken in _reductions(inner)):
+        raise _already_attached()
 
 
-def _inners(module: FSDPModule) -> list[Any]:
+def _shard_group(inner: Any) -> dist.ProcessGroup:
+    return cast(dist.ProcessGroup, inner.mesh_info.shard_process_group)
+
+
+def _inners(module: Any) -> list[Any]:
     """Returns what torch keeps of each group of parameters of a module."""
+    if not isinstance(module, FSDPModule):
+        return []
     state = module._get_fsdp_state()
     inners = getattr(state, "_fsdp_param_groups", None)  # several from torch 2.12 on
     if inners is None:
@@ -287,7 +291,7 @@ def _group_of(
             'fully_shard over the shard dimension alone (mesh=mesh["shard"]), and give '
             'attach(model, replicas=mesh["replicate"])',
         )
-    size = inner.mesh_info.shard_process_group.size()
+    size = _shard_group(inner).size()
     own = [paths[id(each)] for each in inner.modules]
     group = ShardGroup(module, own, inner, _names(inner, names), size)
     group.check_types()

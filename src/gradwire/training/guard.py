@@ -10,7 +10,7 @@ it out.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
 from gradwire.core.transfer_report import TransferReport
 from gradwire.policies import Policy
+
+if TYPE_CHECKING:
+    from gradwire.training.step import Step
 
 Choice = Literal["apply", "resend", "skip", "halt"]
 
@@ -36,22 +39,6 @@ class Decision:
 
     choice: Choice
     error: GradwireError | None = None
-
-
-class GuardedStep(Protocol):
-    """What the guard has to know of a step."""
-
-    @property
-    def number(self) -> int:
-        """The number of the step."""
-
-    @property
-    def floor(self) -> float:
-        """The share of it that every worker must deliver."""
-
-    @property
-    def finite(self) -> bool:
-        """Whether all its results are."""
 
 
 class StepGuard:
@@ -75,7 +62,7 @@ class StepGuard:
         """Restores the number, which an earlier version did not save; raises ConfigError."""
         self._acted = state.whole("guarded") if "guarded" in state.values else 0
 
-    def decide(self, step: GuardedStep, agreed: Summary, lost: float) -> Decision:
+    def decide(self, step: Step, agreed: Summary, lost: float) -> Decision:
         """Decides about a step, the same on all ranks.
 
         Args:

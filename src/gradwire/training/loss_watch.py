@@ -6,10 +6,9 @@ It decides by agreed values only, so all ranks do the same in the same step.
 from __future__ import annotations
 
 import math
-import warnings
 
+from gradwire.core import callers
 from gradwire.core.agreed import Summary
-from gradwire.core.callers import user_level
 from gradwire.core.saved_state import State
 
 PATIENCE = 1000
@@ -67,11 +66,9 @@ class LossWatch:
             return
         self._waited += 1
         if self._waited == PATIENCE:
-            warnings.warn(
+            callers.warn(
                 f"loss_rise={self.rise:g}: {PATIENCE} steps have passed without any loss to watch: "
                 "call attachment.loss(loss) with each step's training loss, or leave loss_rise out",
-                RuntimeWarning,
-                stacklevel=user_level(),
             )
 
     def state_dict(self) -> dict[str, float]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
-from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.core.callers import user_level
+from gradwire.core import callers
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.training.bucket import Scatter
 from gradwire.transport.arrays import as_flat
@@ -38,7 +36,7 @@ def failed(buffer: torch.Tensor, error: BaseException) -> torch.futures.Future[t
     A hook that raises instead leaves a DDP module in the middle of its step, where it cannot be
     used any more.
     """
-    stage = _DirectStage(buffer)
+    stage = Stage(buffer)
     stage.deliver(error)
     return stage.future()
 
@@ -51,8 +49,12 @@ def without_traceback(error: GradwireError) -> GradwireError:
         return GradwireError(str(error))
 
 
-class Stage(ABC):
+class Stage:
     """The way of one bucket to host memory and back, and the answer to whoever handed it over.
+
+    Args:
+        buffer: The bucket's buffer.
+        copy: A copy of it that is sent; None where the buffer is on the CPU and used in place.
 
     Attributes:
         result: Where the result goes: the buffer, or memory for this worker's shard of it.
@@ -64,11 +66,13 @@ class Stage(ABC):
     waits = False
     """Whether `host` waits for a copy, so that another thread has to call it."""
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor | None = None) -> None:
         self.buffer = self.result = buffer
         self.part = slice(None)
         self.error: BaseException | None = None
         self.delivered = threading.Event()
+        self._sent = buffer if copy is None else copy
+        self._host: NDArray[Any] | None = None
         self._complete: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=None if buffer.device.type == "cpu" else [buffer.device]
         )
@@ -103,31 +107,37 @@ class Stage(ABC):
         finally:
             self.delivered.set()
 
-    @abstractmethod
     def host(self) -> NDArray[Any]:
         """Returns the gradients in host memory, 1-D; waits until they are there.
 
         They are float32, or the bits of elements of two bytes that are used in place.
         """
+        if self._host is None:
+            self._host = as_flat(self.values)[0]
+        return self._host
 
     @property
     def values(self) -> torch.Tensor:
-        return torch.from_numpy(self.host())
+        """The same as numbers."""
+        return self._sent
 
     def behind(self) -> AbstractContextManager[Any]:
         """Returns a context whose work on the device follows what computed the gradients."""
         return nullcontext()
 
-    @abstractmethod
     def _hand_out(self) -> None:
-        """Copies the host values to where the result goes."""
+        if self.result is not self._sent:
+            self.result.copy_(self._sent[self.part], non_blocking=self.waits)
 
     def take(self, values: NDArray[np.float32]) -> None:
         """Replaces the host values by those of another array, which `deliver` may hand on.
 
         The array has to keep them until DDP has read them, which is before the next backward pass.
         """
-        np.copyto(self.host(), values)
+        taken = torch.from_numpy(values)
+        if self._sent is self.buffer:
+            self.result = taken  # DDP copies it out of wherever it is
+        self._sent, self._host = taken, values
 
 
 class StagePool:
@@ -158,7 +168,7 @@ class StagePool:
 
     def _stage(self, index: int, buffer: torch.Tensor, *, in_place: bool) -> Stage:
         if not buffer.numel():
-            return _DirectStage(buffer)
+            return Stage(buffer)
         if buffer.dtype not in DTYPES:
             allowed = ", ".join(str(dtype) for dtype in DTYPES)
             raise ConfigError.about(
@@ -169,17 +179,15 @@ class StagePool:
             )
         if buffer.dtype == torch.float64 and not self._warned:
             self._warned = True
-            warnings.warn(
+            callers.warn(
                 "gradwire carries float64 gradients rounded to float32",
                 UserWarning,
-                stacklevel=user_level(),
             )
         if buffer.device.type == "cpu":
-            if buffer.dtype == torch.float32:
-                return _DirectStage(buffer)
-            if in_place:
-                return _NarrowStage(buffer)
-            return _CastStage(buffer, self._copy(index, buffer))
+            if in_place or buffer.dtype == torch.float32:
+                return Stage(buffer)
+            copy = self._copy(index, buffer)
+            return Stage(buffer, copy.copy_(buffer.detach()))
         if buffer.device.type == "cuda":
             stream = self._streams.get(buffer.device)
             if stream is None:
@@ -210,58 +218,6 @@ class StagePool:
         return copy[: buffer.numel()]
 
 
-class _DirectStage(Stage):
-    """A float32 bucket on the CPU, which is used in place, or one without elements anywhere."""
-
-    def host(self) -> NDArray[np.float32]:
-        memory: NDArray[np.float32] = self.buffer.detach().numpy()
-        return memory
-
-    def _hand_out(self) -> None:
-        if self.result is not self.buffer:
-            self.result.copy_(self.buffer[self.part])
-
-    def take(self, values: NDArray[np.float32]) -> None:
-        self.buffer = self.result = torch.from_numpy(values)  # DDP copies it out of wherever it is
-
-
-class _NarrowStage(_DirectStage):
-    """A float16 or bfloat16 bucket on the CPU, which is used in place."""
-
-    def host(self) -> NDArray[Any]:
-        return as_flat(self.buffer)[0]
-
-    @property
-    def values(self) -> torch.Tensor:
-        return self.buffer
-
-
-class _CopyStage(Stage):
-    """A bucket on the CPU of which a float32 copy is sent."""
-
-    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
-        super().__init__(buffer)
-        self._copy = copy
-
-    def host(self) -> NDArray[np.float32]:
-        memory: NDArray[np.float32] = self._copy.numpy()
-        return memory
-
-    def _hand_out(self) -> None:
-        self.result.copy_(self._copy[self.part])
-
-    def take(self, values: NDArray[np.float32]) -> None:
-        self._copy = torch.from_numpy(values)
-
-
-class _CastStage(_CopyStage):
-    """A bucket on the CPU of another floating-point type."""
-
-    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
-        super().__init__(buffer, copy)
-        copy.copy_(buffer.detach())
-
-
 class _CudaStage(Stage):
     """A bucket on a CUDA device, with a copy in pinned memory made on a side stream.
 
@@ -271,12 +227,11 @@ class _CudaStage(Stage):
     waits = True
 
     def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any) -> None:
-        super().__init__(buffer)
-        self._copy = copy
+        super().__init__(buffer, copy)
         self._stream = stream
         stream.wait_stream(torch.cuda.current_stream(buffer.device))
         with torch.cuda.stream(stream):
-            self._copy.copy_(buffer.detach().to(copy.dtype), non_blocking=True)
+            copy.copy_(buffer.detach().to(copy.dtype), non_blocking=True)
             buffer.record_stream(stream)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(stream)
@@ -284,13 +239,7 @@ class _CudaStage(Stage):
     def behind(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)
 
-    def host(self) -> NDArray[Any]:
-        return as_flat(self.values)[0]
-
     @property
     def values(self) -> torch.Tensor:
         self._arrived.synchronize()
-        return self._copy
-
-    def _hand_out(self) -> None:
-        self.result.copy_(self._copy[self.part], non_blocking=True)
+        return self._sent

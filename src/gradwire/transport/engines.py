@@ -219,7 +219,7 @@ class SharedEngine(Engine):
         """Notes that a communicator was closed, and closes the engine with the last one."""
         if os.getpid() == self.pid:
             self.forget()
-            registry.drop_unused(self)
+            registry.drop(self, used=False)
 
     def close(self) -> None:
         """Closes the engine and ends the threads; open transfers fail.

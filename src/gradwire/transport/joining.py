@@ -39,7 +39,7 @@ def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) 
         if alike:
             return engine
         _give_back(engine)
-        registry.drop_unused(engine)
+        registry.drop(engine, used=False)
     engine = _open(meeting, store, identity, group, settings)
     with registry.lock:
         registry.open_engines.append(engine)
@@ -52,7 +52,7 @@ def _take(meeting: Meeting, identity: str, group: str, settings: Settings) -> Sh
         engine = _find(identity, group, meeting.endpoint, meeting.workers)
     if engine is not None and engine.settings.transport() != settings.transport():
         registry.collect_forgotten()
-        if registry.drop_unused(engine):
+        if registry.drop(engine, used=False):
             engine = None
     if engine is not None and engine.failure():
         registry.drop(engine)
@@ -110,7 +110,7 @@ def _open(
     if any(old.users > 0 for old in stale):
         registry.collect_forgotten()
     for old in stale:
-        registry.drop_unused(old)
+        registry.drop(old, used=False)
     if settings.server_count:
         meeting = meet_servers(
             store,

@@ -36,25 +36,16 @@ def collect_forgotten() -> None:
         gc.collect()
 
 
-def drop_unused(engine: SharedEngine) -> bool:
-    """Closes the engine unless somebody uses it; returns whether nobody did."""
+def drop(engine: SharedEngine, *, used: bool = True) -> bool:
+    """Closes an engine, one that somebody uses only where `used`; returns whether it is closed."""
     with lock:
-        unused = engine.users <= 0
-        known = unused and engine in open_engines
+        goes = used or engine.users <= 0
+        known = goes and engine in open_engines
         if known:
             open_engines.remove(engine)
     if known:
         engine.close()
-    return unused
-
-
-def drop(engine: SharedEngine) -> None:
-    with lock:
-        known = engine in open_engines
-        if known:
-            open_engines.remove(engine)
-    if known:
-        engine.close()
+    return goes
 
 
 def close_all() -> None:

@@ -6,7 +6,6 @@ They are residuals, velocities, the chunks' ages and the magnitudes of results.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.core.callers import user_level
+from gradwire.core import callers
 from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.plan import TransferPlan
 from gradwire.core.saved_state import State
@@ -153,7 +152,7 @@ class Books:
             owed = bool(len(report.withheld_chunks) or len(report.result_error))
             changed = keep_error is not None or owed or not report.counted.all()
             turn = plan.transform != "none" and changed
-            sent = self._residuals.sent(transfer.slots)
+            sent = self._residuals.values(transfer.slots)
             if turn:  # the report is about coefficients
                 for part in transfer.parts:
                     transforms.forward(sent[part], plan.seed)
@@ -249,7 +248,7 @@ class Books:
     def sent(self, transfer: Transfer) -> NDArray[np.float32]:
         """Returns what this worker sent: the residual before it is settled, or the copy."""
         if self._residuals is not None:
-            return self._residuals.sent(transfer.slots)
+            return self._residuals.values(transfer.slots)
         assert transfer.kept is not None
         return transfer.kept
 
@@ -333,11 +332,9 @@ class Books:
             if trained is not None:
                 _check_sizes(state.at(key), key, arrays, trained)
         if dropped:
-            warnings.warn(
+            callers.warn(
                 f"gradwire state: dropped what is kept of {', '.join(sorted(set(dropped)))}, which "
                 "the model does not train",
-                RuntimeWarning,
-                stacklevel=user_level(),
             )
         for each in self._earlier:
             each.clear()

@@ -13,7 +13,6 @@ has to be kept, saved or sent.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
-from gradwire.core.callers import user_level
+from gradwire.core import callers
 from gradwire.core.regions import TensorSlot
 from gradwire.training.bucket import in_bucket_order
 from gradwire.transport.native import ChunkGrid
@@ -115,9 +114,7 @@ class FirstMoments:
     def _warn(self, owner: torch.optim.Optimizer) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            callers.warn(
                 f"fill='momentum' with optimizer={type(owner).__name__}: its state has "
                 f"no {KEY!r}, so what is missing stays zero; use fill='zero' or 'mean'",
-                RuntimeWarning,
-                stacklevel=user_level(),
             )

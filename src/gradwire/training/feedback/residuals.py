@@ -103,12 +103,6 @@ class ResidualBook(FlatBook):
         np.add(residual, bucket, out=residual)
         np.copyto(bucket, residual)
 
-    def add(self, slots: tuple[TensorSlot, ...], values: FlatArray) -> None:
-        """Adds the residual of a bucket of this layout that was kept elsewhere."""
-        residual = self.open(slots, values.size)
-        residual += values
-        self.mark_dirty(slots)
-
     def settle(
         self,
         slots: tuple[TensorSlot, ...],
@@ -154,14 +148,6 @@ class ResidualBook(FlatBook):
             for mine, error in zip(blocks(part), blocks(report.result_error), strict=True):
                 mine += error / np.float32(scale)
 
-    def sent(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
-        """Returns gradient plus residual of a bucket, between `add_to` and `settle`."""
-        return self.values(slots)
-
-    def norm(self) -> float:
-        squares = (float(np.dot(v, v)) for v in self._by_name.values())
-        return float(np.sqrt(sum(squares)))
-
 
 class AgeBook(ChunkBook):
     """The number of steps in a row in which each chunk did not count; thread-safe."""
@@ -201,8 +187,8 @@ class AgeBook(ChunkBook):
 def nonfinite_chunks(grid: ChunkGrid, bucket: FlatArray) -> NDArray[np.uint32]:
     """Returns the chunks that hold a NaN or an infinity; as critical ones they cannot be lost."""
     bad = ~np.isfinite(bucket)
-    starts, order = _sorted_starts(grid)
-    hit = np.logical_or.reduceat(bad, starts)
+    order = grid.rising
+    hit = np.logical_or.reduceat(bad, grid.offsets[order].astype(np.intp))
     return np.sort(order[hit]).astype(np.uint32)
 
 
@@ -212,11 +198,6 @@ def join_chunks(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32] | Non
     if not filled:
         return None
     return np.unique(np.concatenate(filled)).astype(np.uint32)
-
-
-def _sorted_starts(grid: ChunkGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Returns the chunks' offsets in rising order, and the chunk of each."""
-    return grid.offsets[grid.rising].astype(np.intp), grid.rising
 
 
 def _fill_chunks(array: FlatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:
