@@ -12,12 +12,14 @@ import gc
 import importlib.util
 import multiprocessing
 import os
+import random
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -44,10 +46,30 @@ class Gone:
         return "gone"
 
 
-def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    with socket.socket(socket.AF_INET, kind) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(kind: int = socket.SOCK_STREAM, *, following: int = 0) -> int:
+    """A port that is free, as those that follow it are. None of them is given to a connection,
+    whose ports the kernel takes from a range above, or to another process of these tests while
+    this one lives."""
+    above = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if above < 10_000:  # nearly all ports are in that range
+        above = 60_000
+    while True:
+        first = random.SystemRandom().randrange(5_000, above - following)
+        with contextlib.ExitStack() as holders:
+            try:
+                for port in range(first, first + following + 1):
+                    with socket.socket(socket.AF_INET, kind) as probe:
+                        probe.bind(("", port))
+                    holder = holders.enter_context(socket.socket(socket.AF_UNIX))
+                    holder.bind(f"\0gradwire-tests/{port}")
+            except OSError:
+                continue
+            _held.append(holders.pop_all())
+            return first
+
+
+_held: list[contextlib.ExitStack] = []
+"""Names that tell other processes which ports are given away; they go with this process."""
 
 
 class Ranks:

@@ -79,12 +79,12 @@ def test_the_doctor_explains_itself_without_json() -> None:
 
 def test_a_port_that_another_process_holds_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
+        port = free_port(socket.SOCK_DGRAM, following=20)
+        holder.bind(("127.0.0.1", port))
         monkeypatch.setenv("GRADWIRE_PORT", str(port))
         monkeypatch.setenv("GRADWIRE_INTERFACE", "127.0.0.1")
         result = call("doctor")
-        monkeypatch.setenv("GRADWIRE_PORT", f"{port}-{min(port + 20, 65535)}")
+        monkeypatch.setenv("GRADWIRE_PORT", f"{port}-{port + 20}")
         beside = call("doctor")
     assert result["exit"] == 1
     assert level(result, "port") == "problem"
