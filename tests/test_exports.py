@@ -61,6 +61,15 @@ def scrape(text: str) -> dict[str, float]:
     return {sample.name: sample.value for each in families for sample in each.samples}
 
 
+def scrape_until(port: int, steps: int) -> dict[str, float]:
+    """The samples at a port once it has heard of so many steps: records come by a thread."""
+    deadline = time.monotonic() + 20
+    while (found := scrape(page(port))).get("gradwire_steps_total") != steps:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return found
+
+
 def page(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return str(answer.read().decode())
@@ -74,9 +83,7 @@ def test_prometheus_answers_with_the_last_step_and_totals() -> None:
     port = free_port()
     to = telemetry(f"prometheus:{port}")
     write(to)
-    until = time.monotonic() + 10
-    while (found := scrape(page(port))).get("gradwire_steps_total") != 3:
-        assert time.monotonic() < until
+    found = scrape_until(port, 3)
     assert found["gradwire_lost_elements_total"] == pytest.approx(100)
     assert found["gradwire_elements_total"] == 1200
     assert found["gradwire_exposed_seconds_total"] == pytest.approx(0.75)
@@ -95,7 +102,7 @@ def test_attachments_share_a_port() -> None:
         for step in steps(1):
             each.write(replace(step, attachment=number))
     first.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 20
     while 'attachment="1"' not in (text := page(port)):
         assert time.monotonic() < until
     assert 'attachment="0"' not in text
@@ -118,7 +125,8 @@ def test_a_page_that_could_not_be_written_last_is_given_up(tmp_path: Path) -> No
     target = f"prometheus:{folder}/job.prom"
     first = telemetry(target)
     shutil.rmtree(folder)
-    write_all(first)
+    with pytest.warns(RuntimeWarning, match="Prometheus"):
+        write_all(first)
     folder.mkdir()
     write_all(telemetry(target))
     text = (folder / "job.prom").read_text()
@@ -317,11 +325,10 @@ def exports(rank: int, world: int, port: int, folder: str) -> dict[str, float]:
     data = torch.randn(512, 1024)
     for _ in range(3):
         ddp(data).square().mean().backward()
-    before = scrape(page(port + rank))
+    before = scrape_until(port + rank, 3)
     for _ in range(10):
         ddp(data).square().mean().backward()
-    time.sleep(0.1)  # the last step's record is on its way
-    after = scrape(page(port + rank))
+    after = scrape_until(port + rank, 13)
     attachment.detach()
     return {name: after[name] - before[name] for name in after}
 
@@ -331,8 +338,7 @@ def test_all_telemetry_costs_less_than_a_hundredth_of_a_jobs_processor_time(
 ) -> None:
     for library in ("prometheus_client", "tensorboard", "opentelemetry.sdk.trace"):
         pytest.importorskip(library)
-    for found in two.run(exports, port=free_port(), folder=str(tmp_path)):
-        assert found["gradwire_steps_total"] >= 9
+    for found in two.run(exports, port=free_port(following=1), folder=str(tmp_path)):
         share = found["gradwire_telemetry_cpu_seconds_total"]
         share /= found["gradwire_process_cpu_seconds_total"]
         assert share < 0.01
