@@ -87,7 +87,7 @@ def pair(
         engines[0].connect([engines[0].address, relay.addresses[1]])
         engines[1].connect([relay.addresses[0], engines[1].address])
         for each in engines:
-            assert each.wait_connected(5 * SECOND) == []
+            assert each.wait_connected(20 * SECOND) == []
         yield engines, relay
     finally:
         closing = [threading.Thread(target=each.close) for each in engines]

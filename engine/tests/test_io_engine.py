@@ -50,7 +50,7 @@ def job(workers: int, servers: int = 0, **options: Any) -> Iterator[list[_engine
         for each in engines:
             each.connect(addresses)
         for each in engines:
-            assert each.wait_connected(5 * SECOND) == []
+            assert each.wait_connected(20 * SECOND) == []
         yield engines
     finally:
         close_all(engines)
@@ -266,10 +266,10 @@ def test_who_does_not_answer_is_listed() -> None:
     first.connect(addresses)
     second.connect(addresses)
     started = time.monotonic()
-    assert first.wait_connected(SECOND // 2) == [2]
-    assert time.monotonic() - started > 0.4
+    assert first.wait_connected(SECOND) == [2]
+    assert time.monotonic() - started > 0.9
     third.connect(addresses)
-    assert first.wait_connected(5 * SECOND) == []
+    assert first.wait_connected(20 * SECOND) == []
     close_all([first, second, third])
 
 
@@ -277,7 +277,7 @@ def test_close_fails_what_is_open_and_is_idempotent() -> None:
     engines = [engine(i, 2) for i in range(2)]
     for each in engines:
         each.connect([one.address for one in engines])
-    assert engines[0].wait_connected(5 * SECOND) == []
+    assert engines[0].wait_connected(20 * SECOND) == []
     engines[0].all_reduce(op=0, step=3, plan=plan(100), data=np.ones(100, np.float32))
     engines[0].close()
     engines[0].close()
@@ -291,27 +291,35 @@ def test_close_fails_what_is_open_and_is_idempotent() -> None:
 
 def test_close_without_connect_and_collection_without_close() -> None:
     engine().close()
+    before = threads()
     engines = [engine(i, 2) for i in range(2)]
     for each in engines:
         each.connect([one.address for one in engines])
+    for each in engines:
+        assert each.wait_connected(20 * SECOND) == []  # their threads have their names
     del each
+    own = threads() - before
+    assert len(own) == 2
     engines.clear()
     gc.collect()
-    names = []
+    assert not own & threads()
+
+
+def threads() -> set[int]:
+    """The threads of all engines of this process, also of those that other tests have left."""
+    found = set()
     for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/comm", encoding="ascii") as comm:
-            names.append(comm.read().strip())
-    assert "gradwire" not in names
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm", "rb") as comm:
+            if comm.read().strip() == b"gradwire":
+                found.add(int(task))
+    return found
 
 
 def test_the_thread_bears_its_name_and_takes_no_gil() -> None:
     """While Python holds the GIL without a pause, an op is carried through."""
+    before = threads()
     with job(2) as engines:
-        names = []
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/comm", encoding="ascii") as comm:
-                names.append(comm.read().strip())
-        assert names.count("gradwire") == 2
+        assert len(threads() - before) == 2
         interval = sys.getswitchinterval()
         sys.setswitchinterval(60.0)
         try:
@@ -486,7 +494,7 @@ PAIR = """
         return _engine.Engine(endpoint=i, workers=n, servers=0, session=5, address="127.0.0.1", **o)
     pair = [engine(0), engine(1)]
     for each in pair: each.connect([one.address for one in pair])
-    assert pair[0].wait_connected(5 * 10**9) == []
+    assert pair[0].wait_connected(20 * 10**9) == []
     plan = _engine.Plan(elements=10**6, regions=[(0, 10**6, 0.0)])
 """
 
@@ -618,7 +626,7 @@ def test_a_wall_clock_that_is_stepped_back_makes_no_queue(tmp_path: Path) -> Non
                 e.all_reduce(op=op, step=op, plan=small, data=np.ones(5000, np.float32))
             for e in pair: assert e.next_completion(10 * 10**9).ok
             op += 1
-    print(all(e.counters()["queue_delay_ns"] < 10**8 for e in pair))
+    print(all(e.counters()["queue_delay_ns"] < 2 * 10**8 for e in pair))
     """, LD_PRELOAD=str(clock))  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
