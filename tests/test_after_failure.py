@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def fail(kind: str, attachment: gradwire.Attachment, ddp: Any, rank: int, folder
     loss = loss_of(ddp, rank, 9)
     here, there = Path(folder, "frozen"), Path(folder, "melted")
     if kind == "timeout" and rank == 1:
-        time.sleep(2.5)
+        assert until(Path(folder, "failed-0").exists, 30.0)
     if kind == "plan" and rank == 1:
         attachment.policy.p = 0.4
     if kind == "frozen":
@@ -42,7 +41,7 @@ def fail(kind: str, attachment: gradwire.Attachment, ddp: Any, rank: int, folder
 def goes_on(rank: int, world: int, kind: str, same: bool, folder: str) -> tuple[str, bytes]:
     ddp = wrap(model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    options = {"policy": "mlt", "p": 0.2, "timeout": 1.0 if kind == "timeout" else 20.0}
+    options = {"policy": "mlt", "p": 0.2, "timeout": 2.0 if kind == "timeout" else 20.0}
     attachment = gradwire.attach(ddp, **options)
     for step in range(2):
         optimizer.zero_grad()
@@ -54,6 +53,7 @@ def goes_on(rank: int, world: int, kind: str, same: bool, folder: str) -> tuple[
         attachment.grad_scale = 2.0 + rank
     with pytest.raises(RuntimeError) as failed:
         fail(kind, attachment, ddp, rank, folder)
+    Path(folder, f"failed-{rank}").touch()
     for _ in range(2):  # none that follows is a sum of anything
         with pytest.raises(RuntimeError, match="stopped at an earlier failure"):
             loss_of(ddp, rank, 9).backward()
@@ -91,10 +91,10 @@ def test_all_attach_again_and_go_on_from_a_checkpoint(
             frozen = tmp_path / "frozen"
             assert until(lambda: frozen.exists() and frozen.read_text() != "", 60.0)
             os.kill(ranks.processes[1].pid, signal.SIGSTOP)
-            time.sleep(4.5)
+            assert until((tmp_path / "failed-0").exists, 60.0)
             os.kill(ranks.processes[1].pid, signal.SIGCONT)
             (tmp_path / "melted").touch()
-        (first, one), (second, other) = ranks.collect(60.0)
+        (first, one), (second, other) = ranks.collect()
     assert one == other
     assert told in first
     assert told in second

@@ -599,7 +599,7 @@ def in_a_range(rank: int, world: int, low: int) -> int:
 
 def test_engines_take_the_free_ports_of_a_range() -> None:
     with Ranks(2) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
-        low = free_port(socket.SOCK_DGRAM)
+        low = free_port(socket.SOCK_DGRAM, following=4)
         holder.bind(("127.0.0.1", low))
         here, there = ranks.run(in_a_range, low=low)
     assert here != there
@@ -614,8 +614,7 @@ def late(rank: int, world: int) -> tuple[int, ...]:
         with pytest.raises(gradwire.RendezvousError) as raised:
             gradwire.attach(ddp, "reliable", rendezvous_timeout=1.0)
         absent = raised.value.ranks
-    else:
-        time.sleep(2.0)
+    dist.barrier()
     attachment = gradwire.attach(ddp, "reliable", rendezvous_timeout=20.0)
     train(ddp, rank, range(2))
     attachment.detach()

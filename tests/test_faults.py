@@ -66,7 +66,7 @@ def test_a_peer_that_dies_in_mid_training_is_named_in_time(how: str, policy: str
     with Ranks(3, **ENVIRONMENT) as ranks:
         try:
             ranks.start(dies, how=how, policy=policy)
-            outcomes = ranks.collect(60.0, ranks=(0, 1))  # long before a transfer times out
+            outcomes = ranks.collect(ranks=(0, 1))  # long before a transfer times out
         finally:
             ranks.kill(2)
     for outcome in outcomes:
@@ -81,6 +81,7 @@ def validates(rank: int, world: int) -> float:
     attachment = gradwire.attach(ddp, "dblp")
     warm_up(ddp)
     started = time.monotonic()
+    dist.barrier()  # from here on rank 1 waits, however late it came
     if rank == 0:
         time.sleep(2 * PEER_TIMEOUT)
     backward(ddp)
@@ -92,7 +93,7 @@ def validates(rank: int, world: int) -> float:
 def test_a_live_peer_may_compute_for_longer_than_the_peer_timeout() -> None:
     with Ranks(2, **ENVIRONMENT) as ranks:
         elapsed = ranks.run(validates)
-    assert elapsed[1] >= 2 * PEER_TIMEOUT - 0.5
+    assert elapsed[1] >= 2 * PEER_TIMEOUT
 
 
 def never_comes(rank: int, world: int) -> str:
@@ -170,13 +171,14 @@ def test_a_process_that_just_ends_ends_in_peace() -> None:
 def interrupted(rank: int, world: int) -> str:
     """A callback of DDP's future never sees set_exception: it would crash the process."""
     ddp = module()
-    attachment = gradwire.attach(ddp, "reliable", timeout=1.0)
+    attachment = gradwire.attach(ddp, "reliable", timeout=2.0)
     warm_up(ddp)
     if rank == 1:
-        time.sleep(3)
+        dist.barrier()  # rank 0 has given up
         return ""
     with pytest.raises(RuntimeError) as raised:
         backward(ddp)
+    dist.barrier()
     attachment.detach()
     return str(raised.value)
 
@@ -195,15 +197,17 @@ def waits_long(rank: int, world: int) -> tuple[list[str], dict[str, Any]]:
     watch = logging.Handler()
     watch.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(watch)
-    engines.FIRST_WARNING_S, engines.NEXT_WARNING_S = 0.5, 0.5
     ddp = module()
     gradwire.attach(ddp, "reliable", timeout=3.0)
     warm_up(ddp)
+    dist.barrier()  # the steps before are over
+    engines.FIRST_WARNING_S, engines.NEXT_WARNING_S = 0.5, 0.5
     if rank == 1:
-        time.sleep(5.0)
+        dist.barrier()  # rank 0 has given up
         return logged, {}
     with pytest.raises(RuntimeError) as raised:
         backward(ddp)
+    dist.barrier()
     return logged, {"text": str(raised.value)}
 
 
@@ -229,12 +233,12 @@ def in_another_order(rank: int, world: int) -> tuple[list[str], str]:
     watch = logging.Handler()
     watch.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(watch)
-    engines.FIRST_WARNING_S = 0.5
     modules = [DistributedDataParallel(kind(8, 8)) for kind in (nn.Linear, Generator)]
     for each in modules:
         gradwire.attach(each, "reliable", timeout=3.0)
         each(torch.ones(2, 8)).sum().backward()
-    assert logged == []
+    dist.barrier()  # the steps before are over
+    engines.FIRST_WARNING_S = 0.5
     first = modules[0] if rank else modules[1]  # the other one would be the next
     with pytest.raises(RuntimeError) as raised:
         first(torch.ones(2, 8)).sum().backward()
@@ -258,10 +262,11 @@ def takes_the_environment(rank: int, world: int) -> str:
     gradwire.attach(ddp, "reliable")
     warm_up(ddp)
     if rank == 1:
-        time.sleep(3.0)
+        dist.barrier()  # rank 0 has given up
         return ""
     with pytest.raises(RuntimeError) as raised:
         backward(ddp)
+    dist.barrier()
     return str(raised.value)
 
 

@@ -499,12 +499,12 @@ def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again
     assert len(found) == 1
 
 
-def comes(rank: int, world: int, port: int, wait_s: float) -> str:
+def comes(rank: int, world: int, port: int, wait_s: float, patience_s: float) -> str:
     """One life of a rank, in a store that outlives it."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     time.sleep(wait_s)
     try:
-        member = Communicator(store, rank, 2, {"rendezvous_timeout": 3.0, "interface": "lo"})
+        member = Communicator(store, rank, 2, {"rendezvous_timeout": patience_s, "interface": "lo"})
     except RendezvousError as error:
         return f"ranks {error.ranks}"
     array = np.full(1000, rank + 1.0, np.float32)
@@ -517,10 +517,12 @@ def test_a_new_life_meets_in_a_store_that_outlives_the_processes() -> None:
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for killed in (1, 0):
         with Ranks(2, group=False) as ranks:
-            ranks.start(comes, port=host.port, per_rank=[{"wait_s": 0.0}, {"wait_s": 0.0}])
+            waits = [{"wait_s": 60.0 if rank == killed else 0.0} for rank in range(2)]
+            ranks.start(comes, port=host.port, patience_s=3.0, per_rank=waits)
             ranks.kill(killed)
-            (outcome,) = ranks.collect(20, ranks=[1 - killed])
+            (outcome,) = ranks.collect(ranks=[1 - killed])
         assert outcome == f"ranks ({killed},)"
     with Ranks(2, group=False) as ranks:
         waits = [{"wait_s": 0.0}, {"wait_s": 1.0}]
-        assert ranks.run(comes, port=host.port, per_rank=waits) == ["3.0", "3.0"]
+        found = ranks.run(comes, port=host.port, patience_s=20.0, per_rank=waits)
+        assert found == ["3.0", "3.0"]
