@@ -101,7 +101,7 @@ class Ranks:
         self,
         function: Callable[..., Any],
         *,
-        timeout: float = 60.0,
+        timeout: float = 150.0,
         per_rank: Sequence[dict[str, Any]] | None = None,
         **arguments: Any,
     ) -> list[Any]:
@@ -116,7 +116,7 @@ class Ranks:
         self,
         function: Callable[..., Any],
         *,
-        timeout: float = 60.0,
+        timeout: float = 150.0,
         per_rank: Sequence[dict[str, Any]] | None = None,
         **arguments: Any,
     ) -> list[Any]:
@@ -138,7 +138,7 @@ class Ranks:
             with contextlib.suppress(OSError):
                 end.send((path, function.__qualname__, {**arguments, **more}))
 
-    def collect(self, timeout: float = 60.0, *, ranks: Sequence[int] | None = None) -> list[Any]:
+    def collect(self, timeout: float = 150.0, *, ranks: Sequence[int] | None = None) -> list[Any]:
         """The results by rank (of all, or of these); Gone for ranks that have ended, or say nothing
         by the time-out."""
         deadline = time.monotonic() + timeout

@@ -74,7 +74,7 @@ def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, 
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
 def test_replicas_stay_bit_identical_under_loss(two: Ranks, options: dict[str, Any]) -> None:
-    (first, report), (second, _) = two.run(replicas, steps=40, timeout=120, **options)
+    (first, report), (second, _) = two.run(replicas, steps=40, **options)
     assert first == second
     delivered, bound, _, step = report
     assert step == 39
@@ -105,10 +105,10 @@ def with_moments(rank: int, world: int, **options: Any) -> tuple[bytes, float, f
 @pytest.mark.parametrize("pull", ["exact", "committed"])
 def test_replicas_stay_bit_identical_with_moments_in_the_gaps(two: Ranks, pull: str) -> None:
     options = {"policy": "mlt", "p": 0.4, "pull": pull}
-    first, second = two.run(with_moments, timeout=120, fill="momentum", **options)
+    first, second = two.run(with_moments, fill="momentum", **options)
     assert first[0] == second[0]
     assert first[1] < 0.8
-    zeros = two.run(with_moments, timeout=120, fill="zero", **options)[0]
+    zeros = two.run(with_moments, fill="zero", **options)[0]
     assert zeros[2] > first[2] + 0.15
     assert zeros[0] != first[0]
 
@@ -137,7 +137,7 @@ def drifting(rank: int, world: int, **options: Any) -> tuple[bytes, bytes, int]:
 @pytest.mark.parametrize("control", ["probe", "stream"])
 def test_a_lossy_pull_lets_replicas_drift_and_a_flush_is_exact(two: Ranks, control: str) -> None:
     options = {"policy": "mlt", "p": 0.2, "control": control, "pull": "lossy"}
-    first, second = two.run(drifting, timeout=120, **options)
+    first, second = two.run(drifting, **options)
     assert first[0] != second[0]
     assert first[1] == second[1]
     assert (first[2] > 0) == (control == "probe")

@@ -89,7 +89,7 @@ def fabrics(rank: int, world: int) -> None:
 
 
 def test_a_module_of_fabric_is_looked_through(two: Ranks) -> None:
-    two.run(fabrics, timeout=120)
+    two.run(fabrics)
 
 
 def compiled_outside(rank: int, world: int) -> None:
@@ -102,7 +102,7 @@ def compiled_outside(rank: int, world: int) -> None:
 
 
 def test_a_compiled_ddp_module_is_looked_through(two: Ranks) -> None:
-    two.run(compiled_outside, timeout=120)
+    two.run(compiled_outside)
 
 
 def compiled_inside(rank: int, world: int) -> None:
@@ -127,7 +127,7 @@ def compiled_inside(rank: int, world: int) -> None:
 
 
 def test_tensors_of_a_compiled_model_are_called_as_those_of_the_plain_one(two: Ranks) -> None:
-    two.run(compiled_inside, timeout=120)
+    two.run(compiled_inside)
 
 
 def python_reducer(rank: int, world: int) -> None:
@@ -159,7 +159,7 @@ def reducer_set_later(rank: int, world: int) -> None:
 
 
 def test_the_reducer_s_setting_may_change_after_attach(two: Ranks) -> None:
-    two.run(reducer_set_later, timeout=120)
+    two.run(reducer_set_later)
 
 
 # ---------------------------------------------------------------------------- other modules

@@ -102,12 +102,12 @@ def two_towers(rank: int, world: int, policy: str, options: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_towers_of_different_sizes(two: Ranks, policy: str) -> None:
-    two.run(two_towers, policy=policy, options=POLICIES[policy], timeout=120)
+    two.run(two_towers, policy=policy, options=POLICIES[policy])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_towers_on_three_ranks(three: Ranks, policy: str) -> None:
-    three.run(two_towers, policy=policy, options=POLICIES[policy], timeout=120)
+    three.run(two_towers, policy=policy, options=POLICIES[policy])
 
 
 def equals_gloo(rank: int, world: int) -> None:

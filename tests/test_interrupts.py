@@ -48,7 +48,7 @@ def interrupt(ranks: Ranks, function: Callable[..., Any], folder: Path, **argume
     time.sleep(1.0)
     pressed = time.monotonic()
     os.kill(ranks.processes[0].pid, signal.SIGINT)
-    caught, other = ranks.collect(60.0)
+    caught, other = ranks.collect()
     assert other == 0.0, other
     assert isinstance(caught, float), caught
     return caught - pressed
@@ -158,7 +158,7 @@ def test_a_handler_of_the_users_own_runs_at_once_and_the_step_goes_on(
     os.kill(two.processes[0].pid, signal.SIGINT)
     time.sleep(PROMPT_S)
     (tmp_path / "come").touch()
-    (caught, step), (_, other) = two.collect(60.0)
+    (caught, step), (_, other) = two.collect()
     assert 0.0 < caught - pressed < PROMPT_S
     assert step == other == 0
 
@@ -226,14 +226,11 @@ def test_a_program_that_is_interrupted_ends() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "waits\n"
         time.sleep(1.0)
-        pressed = time.monotonic()
         processes[0].send_signal(signal.SIGINT)
-        _, errors = processes[0].communicate(timeout=30)
-        took = time.monotonic() - pressed
+        _, errors = processes[0].communicate(timeout=60)  # long before rank 1 would come
     finally:
         for process in processes:
             process.kill()
             process.communicate()
     assert processes[0].returncode == -signal.SIGINT
     assert errors.splitlines()[-1].endswith("KeyboardInterrupt")
-    assert took < 2 * PROMPT_S

@@ -687,7 +687,7 @@ def dies(rank: int, world: int, first: bool) -> None:
 @pytest.mark.parametrize("first", [False, True])
 def test_a_peer_that_dies_is_an_error(first: bool) -> None:
     with Ranks(2, group=False, **ENVIRONMENT) as ranks:
-        outcome, gone = ranks.outcomes(dies, timeout=40.0, first=first)
+        outcome, gone = ranks.outcomes(dies, first=first)
         assert isinstance(gone, Gone)
         assert isinstance(outcome, Failed)
         assert outcome.kind in ("TransferError", "RendezvousError", "RuntimeError")
@@ -716,9 +716,9 @@ def too_late(rank: int, world: int, first: int) -> tuple[tuple[int, ...], float]
 def test_the_first_large_sum_has_the_time_out_that_it_was_given(first: int) -> None:
     """The ranks' own is a minute."""
     with Ranks(2, group=False, **ENVIRONMENT) as ranks:
-        outcomes = ranks.run(too_late, timeout=40.0, first=first)
+        outcomes = ranks.run(too_late, first=first)
         assert [at_fault for at_fault, _ in outcomes] == [(1,), (0,)]
-        assert max(seconds for _, seconds in outcomes) < 6.0  # nobody stays to tell the other
+        assert max(seconds for _, seconds in outcomes) < 30.0  # nobody stays to tell the other
 
 
 def alone(rank: int, world: int) -> None:

@@ -44,7 +44,7 @@ def server_processes(
     port: int, workers: int, servers: int, host: str = "127.0.0.1"
 ) -> Iterator[list[Any]]:
     command = [sys.executable, "-m", "gradwire.cli", "server", "--json", "--servers", str(servers)]
-    command += ["--store", f"{host}:{port}", "--workers", str(workers), "--timeout", "30"]
+    command += ["--store", f"{host}:{port}", "--workers", str(workers), "--timeout", "120"]
     processes = [
         subprocess.Popen(
             [*command, "--index", str(index)],
@@ -68,7 +68,7 @@ def trains(rank: int, world: int, servers: int, policy: str) -> tuple[bytes, flo
     net = nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 64))
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.1)
     attachment = gradwire.attach(
-        ddp, policy, route="server", servers=servers, rendezvous_timeout=30
+        ddp, policy, route="server", servers=servers, rendezvous_timeout=120
     )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     for step in range(25):
@@ -92,7 +92,7 @@ def test_servers_sum_for_the_workers_and_end_with_them(servers: int, policy: str
         assert first == second
         assert delivered == 1.0 if policy == "reliable" else delivered >= 0.592
         for process in processes:
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=60)
             assert process.returncode == 0, out
             last = json.loads(out.splitlines()[-1])
             assert last["event"] == "done"
@@ -104,7 +104,7 @@ def trains_together(rank: int, world: int) -> list[bytes]:
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(64, n), nn.ReLU(), nn.Linear(n, 64)) for n in (600, 100)]
     ddps = [DistributedDataParallel(net, bucket_cap_mb=0.1) for net in nets]
-    options = {"p": 0.4, "spend": "anything", "floor": 0.9, "rendezvous_timeout": 30}
+    options = {"p": 0.4, "spend": "anything", "floor": 0.9, "rendezvous_timeout": 120}
     attachments = [gradwire.attach(ddp, "mlt", route="server", **options) for ddp in ddps]
     optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.05)
     for step in range(10):
@@ -122,7 +122,7 @@ def test_a_server_sums_for_modules_that_share_a_backward_pass() -> None:
     with Ranks(2) as ranks, server_processes(ranks.port, 2, 1) as processes:
         first, second = ranks.run(trains_together)
         assert first == second
-        out, _ = processes[0].communicate(timeout=20)
+        out, _ = processes[0].communicate(timeout=60)
         assert processes[0].returncode == 0, out
 
 
@@ -134,7 +134,7 @@ def test_a_server_joins_a_job_over_ipv6() -> None:
     ):
         (first, _), (second, _) = ranks.run(trains, servers=1, policy="reliable")
         assert first == second
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
         assert process.returncode == 0, out
 
 
@@ -160,7 +160,7 @@ def test_a_server_told_to_stop_stops_while_it_waits(number: signal.Signals) -> N
         assert f"127.0.0.1:{ranks.port}" in lines[0]["message"]
         assert "0 of 1 workers" in lines[1]["message"]
         process.send_signal(number)
-        out, _ = process.communicate(timeout=10)
+        out, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + number
         assert json.loads(out.splitlines()[-1])["event"] == "stopped"
 
@@ -318,7 +318,7 @@ held: list[Communicator] = []
 
 def begins(rank: int, world: int, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    held.append(Communicator(store, rank, world, {"route": "server", "rendezvous_timeout": 30}))
+    held.append(Communicator(store, rank, world, {"route": "server", "rendezvous_timeout": 120}))
 
 
 def adds(rank: int, world: int) -> float:
@@ -366,7 +366,7 @@ def test_a_server_needs_no_store_once_all_have_met(
             raise AssertionError(f"the server has ended: {out}")
         assert ranks.run(adds) == [3.0, 3.0]
         ranks.run(ends)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     assert [json.loads(line)["event"] for line in out.splitlines()] == ["done"]  # and no trace
 
@@ -390,7 +390,7 @@ def test_a_server_whose_workers_were_killed_has_failed(
             host.kill()
         else:
             ranks.start(ends)
-        out, _ = process.communicate(timeout=40)
+        out, _ = process.communicate(timeout=60)
     assert process.returncode == 1, out
     lines = [json.loads(line) for line in out.splitlines()]  # and no trace of a lost store
     assert lines[-1]["event"] == "failed"
