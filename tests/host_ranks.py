@@ -133,9 +133,10 @@ class HostRanks(Ranks):
             self._ends.append(ours)
             ends.append(theirs)
         path = sys.modules[build.__module__].__file__
+        variables = {**os.environ, "WORLD_SIZE": str(self.world), **environment}
         village = context.Process(
             target=_village,
-            args=(path, build.__name__, hosts, list(places), list(names), ends, environment),
+            args=(path, build.__name__, hosts, list(places), list(names), ends, variables),
             daemon=True,
         )
         village.start()
@@ -151,7 +152,7 @@ def _village(
     places: list[int],
     names: list[str],
     ends: list[Connection],
-    environment: dict[str, str],
+    variables: dict[str, str],
 ) -> None:
     """The process that makes the hosts and starts a process for each rank."""
     namespaces = []
@@ -164,16 +165,15 @@ def _village(
         raise RuntimeError(f"{build} failed")
     ranks = []
     for rank, place in enumerate(places):
-        variables = {"RANK": str(rank), "WORLD_SIZE": str(len(places)), **environment}
 
-        def live(rank: int = rank, place: int = place, variables: Any = variables) -> None:
+        def live(rank: int = rank, place: int = place) -> None:
             setns(namespaces[place], CLONE_NEWNET)
             unshare(CLONE_NEWUTS)
             socket.sethostname(names[rank])
             for other, end in enumerate(ends):
                 if other != rank:
                     end.close()
-            _serve(rank, len(places), ends[rank], variables, False)
+            _serve(rank, len(places), ends[rank], {**variables, "RANK": str(rank)}, False)
 
         ranks.append(_in_child(live))
     for end in ends:

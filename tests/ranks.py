@@ -73,7 +73,10 @@ _held: list[contextlib.ExitStack] = []
 
 
 class Ranks:
-    """`world` processes. With group=False they have no process group, only MASTER_* set."""
+    """`world` processes, with this one's environment and what is given.
+
+    With group=False they have no process group, only MASTER_* set.
+    """
 
     def __init__(self, world: int, *, group: bool = True, **environment: str) -> None:
         self.world = world
@@ -83,6 +86,7 @@ class Ranks:
         for rank in range(world):
             ours, theirs = context.Pipe()
             variables = {
+                **os.environ,
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.port),
                 "RANK": str(rank),
@@ -188,6 +192,7 @@ def _serve(rank: int, world: int, end: Connection, variables: dict[str, str], gr
     import torch
     import torch.distributed as dist
 
+    os.environ.clear()  # of the server, which has what was set as it started
     os.environ.update(variables)
     torch.set_num_threads(1)
     gc.freeze()  # as conftest.py does
