@@ -35,5 +35,5 @@ def wires(namespaces: None) -> None:
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
     """Two ranks in processes of their own, for all tests of a file."""
-    with Ranks(2, GRADWIRE_PEER_TIMEOUT="10", GRADWIRE_RENDEZVOUS_TIMEOUT="20") as ranks:
+    with Ranks(2, GRADWIRE_PEER_TIMEOUT="60", GRADWIRE_RENDEZVOUS_TIMEOUT="60") as ranks:
         yield ranks

@@ -38,12 +38,12 @@ def serving(job: str, *options: str) -> Iterator[str]:
         yield server.stdout.readline().strip()
     finally:
         server.send_signal(signal.SIGINT)
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
         assert server.stdout.read() == ""
 
 
 def get(url: str, path: str) -> tuple[int, http.client.HTTPMessage, bytes]:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
