@@ -590,6 +590,8 @@ def test_the_picture_and_its_figures_are_of_one_demo(tmp_path: Path) -> None:
         for form in (light, dark):
             assert times in form.read_text()
             assert mine["label"] in form.read_text()
+            if (ratio := mine["speed_over"].get(mine["peer"])) is not None:
+                assert f"{times}; trained {ratio:.2f} × " in form.read_text()
     assert light.read_text() != dark.read_text()
 
 

@@ -6,6 +6,7 @@ A light and a dark form differ by the colours of text and lines alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def _draw(document: Document) -> Figure:
     ink, soft = (matplotlib.rcParams[name] for name in ("text.color", "xtick.color"))
     entries = list(document["contestants"])
     with matplotlib.rc_context({"axes.grid.axis": "x", "ytick.color": ink}):
-        figure, axes = figure_of(7.5, 0.6 + 0.42 * len(entries))
+        figure, axes = figure_of(7.5, 0.8 + 0.42 * len(entries))
         for row, entry in enumerate(reversed(entries)):
             median, tail, longest = (
                 1000 * entry[key] for key in ("comm_median_s", "comm_p90_s", "comm_max_s")
@@ -73,7 +74,7 @@ def _draw(document: Document) -> Figure:
             axes.barh(row, tail, 0.14, color=colour, alpha=0.55)
             axes.plot(longest, row, "o", color=colour, markersize=6)
             axes.annotate(
-                f"{median:.0f} · {tail:.0f} · {longest:.0f}",
+                f"{median:.0f} · {tail:.0f} · {longest:.0f}{_over_peer(entry, entries)}",
                 (max(tail, longest), row),
                 (9, 0),
                 textcoords="offset points",
@@ -82,11 +83,22 @@ def _draw(document: Document) -> Figure:
                 color=ink,
             )
         if document["header_ideal_s"] is not None:
-            axes.axvline(1000 * document["header_ideal_s"], color=soft, linestyle=":", linewidth=1)
+            ideal = 1000 * document["header_ideal_s"]
+            axes.axvline(ideal, color=soft, linestyle=":", linewidth=1)
+            axes.annotate(
+                f"{ideal:.0f}: the bytes alone, in float32",
+                (ideal, -0.7),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=soft,
+            )
         axes.set_yticks(range(len(entries)), [entry["label"] for entry in reversed(entries)])
         axes.tick_params(length=0)
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.set_axisbelow(True)
+        axes.set_ylim(-1.0, len(entries) - 0.5)
         axes.set_xlim(0, 1.22 * max(1000 * entry["comm_max_s"] for entry in entries))
         steps = min(entry["timed_steps"] for entry in entries)
         title = (
@@ -105,4 +117,17 @@ def _where(document: Document) -> str:
     if scenario["round_trip_s"]:
         trip = milliseconds(scenario["round_trip_s"])
         what = f"a round trip of {trip}, {share(scenario['loss'])} of loss"
-    return f"{ranks} hosts, {network['rate'] / 1e6:g} Mbit/s, {what}"
+    return f"{ranks} hosts, {_rate(network['rate'])}, {what}"
+
+
+def _rate(bits: float) -> str:
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def _over_peer(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many times as fast as its peer a contestant trained, where that is known."""
+    ratio = entry["speed_over"].get(entry["peer"])
+    if ratio is None:
+        return ""
+    peer = next(each["label"] for each in entries if each["name"] == entry["peer"])
+    return f"; trained {ratio:.2f} × as fast as {peer}"
