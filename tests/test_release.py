@@ -133,6 +133,7 @@ def test_pages_name_the_versions_that_the_code_has() -> None:
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages if page.stem != "CHANGELOG")
     assert {*re.findall(r"\(protocol (\d+)\)", text)} == {str(protocol)}
+    text += read("mkdocs.yml")
     assert {*re.findall(r"gradwire (\d+\.\d+\.\d+)\b", text)} == {gradwire.__version__}
     assert yaml.safe_load(read("CITATION.cff"))["version"] == gradwire.__version__
 
