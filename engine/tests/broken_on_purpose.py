@@ -777,7 +777,7 @@ BREAKS = (
     Break(
         2,
         "a flush that one rank asks for is exact on that rank alone",
-        PYTHON + "training/steps.py",
+        PYTHON + "training/step_cycle.py",
         "exact=flushes or after_rise,",
         "exact=self._ballots.flush or after_rise,",
         "tests/test_ddp_steps.py::test_a_flush_of_one_rank_empties_the_books_of_all_after_the_next_step",
@@ -785,7 +785,7 @@ BREAKS = (
     Break(
         8,
         "what a loss scaler keeps from one optimizer is void in the books of all",
-        PYTHON + "training/steps.py",
+        PYTHON + "training/step_cycle.py",
         "for owner in step.overflowed:",
         "for owner in step.owners if step.overflowed else ():",
         "tests/test_ddp_steps.py::test_each_optimizer_that_a_scaler_skips_owes_what_was_owed",

@@ -7,7 +7,7 @@
    that are overdue or not finite as critical, and gives the engine the transfer.
 3. `_finish` takes the engine's report, and the books are updated by it.
 4. `_done` completes the future, or holds the result until the step ends
-   (`gradwire.training.steps`); `_go_on` follows that end from transfer to transfer.
+   (`gradwire.training.step_cycle`); `_go_on` follows that end from transfer to transfer.
 """
 
 import collections
@@ -33,7 +33,7 @@ from gradwire.training.bucket import Bucket, Layouts
 from gradwire.training.failures import Failures
 from gradwire.training.staging import Stage, StagePool, failed
 from gradwire.training.step import Ending, Step, Transfer, square_norm, tensor_squares
-from gradwire.training.steps import StepCycle
+from gradwire.training.step_cycle import StepCycle
 from gradwire.transport import transforms
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.threads import apart
