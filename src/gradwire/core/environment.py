@@ -65,9 +65,6 @@ def from_environment(
 
     Args:
         environment: Environment variables; None for os.environ. An empty one counts as unset.
-
-    Returns:
-        The values that are set, converted to their types.
     """
     variables = os.environ if environment is None else environment
     found: dict[str, object] = {}

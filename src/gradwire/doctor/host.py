@@ -99,7 +99,6 @@ def check_host(towards: str | None = None) -> Host:
 
 
 def _network(host: Host, towards: str | None) -> list[Finding]:
-    """Checks what an engine would use here: address, MTU and socket."""
     try:
         load_engine()
     except EngineMissingError as error:
@@ -231,7 +230,6 @@ def _mtu(own: LocalAddress, settings: Settings) -> Finding:
 
 
 def _socket(host: Host, own: LocalAddress, settings: Settings) -> list[Finding]:
-    """Opens an engine as a job would, and reads what the kernel grants it."""
     native = load_engine()
     make = functools.partial(
         native.Engine,

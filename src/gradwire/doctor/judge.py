@@ -13,7 +13,6 @@ NOTICED_LOSS, GRAVE_LOSS = 0.002, 0.1
 
 
 def path_findings(found: Measurement, here: str, there: str) -> list[Finding]:
-    """Returns the findings of a path between two hosts, once datagrams pass both ways."""
     findings = []
     lost = "lost" in (found.there.trains, found.back.trains)  # which ends a measurement, too
     if not found.complete and not lost:

@@ -134,7 +134,6 @@ def open_engine(
     Args:
         session: Any number of 32 bits, the same on both ends.
         port: The UDP port; 0 for any free one.
-        datagram: Size of datagrams in bytes, the same on both ends.
     """
     engine: _engine.Engine = load_engine().Engine(
         endpoint=endpoint,
@@ -250,7 +249,6 @@ def joined(own: End, other: End | None, limit: int, headers: int) -> Measurement
     """Makes a measurement of what the two ends have seen.
 
     Args:
-        own: What the first end has seen.
         other: What the second end has; None where the first did not hear of it.
         limit: The size of datagrams for which they met, in bytes.
     """

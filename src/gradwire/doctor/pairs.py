@@ -62,7 +62,6 @@ def measure_all(
 
     Args:
         addresses: The address of each host by the rank that measures for it.
-        datagram: The agreed size of datagrams in bytes.
         say: Gets what the ranks are about to do.
     """
     rank = meeting.endpoint
@@ -122,7 +121,6 @@ def measure_all(
 def pair_findings(
     pair: Pair, hosts: Mapping[int, str], addresses: Mapping[int, LocalAddress]
 ) -> list[Finding]:
-    """Returns what is found of a path between two hosts, by their names and addresses."""
     here, there = hosts[pair.prober], hosts[pair.responder]
     if pair.found.answered:
         return path_findings(pair.found, here, there)

@@ -126,7 +126,6 @@ class EngineCollectives:
         return work
 
     def counters(self) -> dict[str, float]:
-        """Returns the engine's counters; empty before it is open and after it is closed."""
         communicator = self._communicator
         return {} if communicator is None else communicator.counters()
 
@@ -139,7 +138,6 @@ class EngineCollectives:
             communicator.close()
 
     def _carry_out(self, request: Request, work: EngineWork) -> None:
-        """Starts a collective on the thread for it; an error ends the work."""
         deadline = time.monotonic() + request.timeout_s
         try:
             communicator = self._opened(request.timeout_s)
@@ -173,7 +171,6 @@ class EngineCollectives:
         handle.when_done(done)
 
     def _opened(self, timeout_s: float) -> Communicator:
-        """Returns the communicator, which the first call opens together with all members."""
         if self._failure is not None:
             raise self._failure
         communicator = self._communicator

@@ -102,7 +102,6 @@ def _settings(pg_options: object) -> Settings:
 
 
 def _default_settings() -> Settings | Mapping[str, object]:
-    """Returns the settings of the default group; none where it is not of this backend."""
     world = dist.group.WORLD
     if world is None or isinstance(world, GradwireGroup):
         return {} if world is None else world.settings

@@ -191,7 +191,6 @@ class GradwireGroup(dist.ProcessGroup):
         self.inner.shutdown()
 
     def abort(self) -> None:
-        """Ends the group's collectives with an error, and closes what it has opened."""
         self._engine.close()
         self.inner.abort()
 

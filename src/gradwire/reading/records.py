@@ -130,7 +130,6 @@ def _joined(ranks: list[Run]) -> Run:
 
 
 def _read_file(path: Path) -> list[Run]:
-    """Returns a file's run for each module, none where no line is a step."""
     modules: dict[int, list[Record]] = {}
     broken = foreign = later = 0
     names: dict[tuple[str, ...], tuple[str, ...]] = {}

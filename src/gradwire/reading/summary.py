@@ -179,7 +179,6 @@ def _percentiles(values: NDArray[np.float64]) -> tuple[float, float, float, floa
 
 
 def _layers(records: list[Record]) -> tuple[Layer, ...]:
-    """Sums up what regions lost; those of one name are one layer."""
     lost: dict[str, float] = defaultdict(float)
     bounds: dict[str, float] = defaultdict(float)
     steps: Counter[str] = Counter()

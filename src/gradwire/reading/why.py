@@ -112,7 +112,6 @@ class _Reading:
         return seconds(value(self.record)) + known
 
     def name(self, key: str) -> str:
-        """Returns the rank or server that a key of the slowest bucket names; "" for none."""
         found = (self.record.slowest or {}).get(key)
         return found if isinstance(found, str) else ""
 

@@ -86,7 +86,6 @@ class BallotBox:
         self._vote = phase
 
     def begin_epoch(self, epoch: object) -> None:
-        """Notes that an epoch begins; raises ConfigError for a number that is not possible."""
         epoch = plain(epoch)
         if not is_whole(epoch) or not 0 <= epoch <= LAST_EPOCH:
             raise ConfigError.of("epoch", epoch, f"a whole number from 0 to {LAST_EPOCH}")
@@ -206,7 +205,6 @@ class BallotBox:
         return step_s
 
     def _gauge(self, step: int, last: StepReport | None, elapsed_s: float) -> float:
-        """Returns this worker's value of the gauge that this step sends."""
         step_s = 0.0
         if last is not None and elapsed_s > 0.0:
             step_s = self._without_pause(elapsed_s, last.comm_s)

@@ -107,7 +107,6 @@ class ParameterNames:
                 self._known[id(parameter)] = (parameter, name)
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """Returns whether a parameter has a name already, as all parameters of the model have."""
         return id(parameter) in self._known
 
     def __call__(self, parameter: torch.Tensor) -> str:
@@ -160,7 +159,6 @@ def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 
 
 def slots_of(tensors: list[tuple[str, int]], elements: int) -> HashedTuple[TensorSlot]:
-    """Lays tensors out one after another."""
     slots: list[TensorSlot] = []
     at = 0
     for name, length in tensors:

@@ -189,14 +189,12 @@ class Connection:
             self.check()
 
     def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Returns whether an optimizer steps parameters of the module."""
         return any(map(self._names.knows, held_by(optimizer)))
 
     def _refuse_forward(self) -> None:
         """Has the module's forward passes raise what has stopped the pipeline, on any thread."""
 
     def _prepare(self) -> None:
-        """Checks the policy against the model and the route; raises ConfigError."""
         servers = self._settings.server_count
         self.policy.prepare(self._tensors, vectors=self._vectors, servers=servers)
 
@@ -229,7 +227,6 @@ class Connection:
             pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:
-        """Notes the names of a model's parameters and what policies ask of them."""
         self._names = ParameterNames(model)
         self._tensors: dict[str, int] | None = None
         self._vectors: frozenset[str] = frozenset()
@@ -279,7 +276,6 @@ class Connection:
                 )
 
     def _note(self, averaged: Mapping[str, torch.nn.Parameter]) -> None:
-        """Notes what policies and states ask of the parameters that are averaged."""
         self._trained = averaged
         self._tensors = {name: each.numel() for name, each in averaged.items()}
         self._vectors = frozenset(name for name, each in averaged.items() if each.dim() < 2)
@@ -315,7 +311,6 @@ class Connection:
         self._scaler = scaler
 
     def _check_optimizer(self, optimizer: object) -> None:
-        """Raises ConfigError for what is no optimizer of this module that can be followed."""
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError.of(
                 "optimizer", optimizer, "a torch.optim.Optimizer, a list of several, or None"

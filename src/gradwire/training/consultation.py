@@ -74,7 +74,6 @@ class Consultation:
             self._layer_squares = state.part("layer_squares").by_name()
 
     def layers_due(self, summary: Summary) -> list[str]:
-        """Returns the layers whose norms the ranks agree on at the end of this step."""
         phases = self._policy.phases
         if phases is None or phases.source != "layers" or not phases.due(summary):
             return []

@@ -100,7 +100,6 @@ class FullySharded(Connection):
             group.inner.post_backward = reduce
 
     def deactivate(self) -> None:
-        """Closes the pipeline; from now on torch reduces the gradients alone."""
         self._passes.close()
         for group in self._groups:
             del group.inner.post_backward  # the class has torch's own
@@ -236,7 +235,6 @@ class FullySharded(Connection):
     def _reads_at_once(
         self, group: ShardGroup, members: tuple[int, ...], reduced: torch.dtype
     ) -> str:
-        """Returns why torch reads this result as soon as the call is over, as above."""
         if reads := self._reads_always(group, members, reduced):
             return reads
         if any(each.grad is not None for each in group.parameters(members)):
@@ -307,7 +305,6 @@ class FullySharded(Connection):
         self._begun, self._ended = [], False
 
     def _end(self) -> None:
-        """Ends the step, when the backward pass is over and all groups are reduced."""
         if not self._next:  # a pass that does not synchronise
             return
         results, self._results = self._results, []

@@ -50,7 +50,6 @@ class ShardGroup:
 
     @property
     def described(self) -> str:
-        """The group as errors name it."""
         named = " and ".join(repr(path) for path in self.paths if path)
         return f"the parameters of {named}" if named else "the model's own parameters"
 
@@ -65,7 +64,6 @@ class ShardGroup:
 
     @property
     def reduced(self) -> torch.dtype:
-        """The type of the gradients as torch hands them to the reduction."""
         asked = self.inner.mp_policy
         own = (self.inner.fsdp_params[index].sharded_param.dtype for index in self.trained)
         kind: torch.dtype = asked.reduce_dtype or asked.param_dtype or next(own, torch.float32)
@@ -159,7 +157,6 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def states_of(model: torch.nn.Module) -> list[tuple[Any, list[torch.nn.Module]]]:
-    """Returns torch's own object of each call of fully_shard, with its modules."""
     found: dict[int, tuple[Any, list[torch.nn.Module]]] = {}
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -213,13 +210,11 @@ def process_group_of(groups: list[ShardGroup]) -> dist.ProcessGroup:
 
 
 def shard_group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
-    """Returns the process group of the first module under fully_shard that has parameters."""
     inner = next(itertools.chain.from_iterable(map(_inners, model.modules())), None)
     return None if inner is None else _shard_group(inner)
 
 
 def check_detached(model: torch.nn.Module) -> None:
-    """Raises ConfigError where gradwire is attached to a model under fully_shard."""
     inners = itertools.chain.from_iterable(map(_inners, model.modules()))
     if any(_is_attached(taken) for inner in inners for taken in _reductions(inner)):
         raise _already_attached()

@@ -61,7 +61,6 @@ class Passes:
             self._undo.pop()()
 
     def reduce(self, what: str) -> None:
-        """Notes that gradients are reduced now."""
         if _present() == -1:
             raise ConfigError.about(
                 f"{what} are reduced outside of a backward pass",

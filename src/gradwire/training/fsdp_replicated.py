@@ -121,6 +121,5 @@ def _untouched(parameters: list[torch.nn.Parameter]) -> Iterator[None]:
 
 
 def average(group: dist.ProcessGroup | None, shard: torch.Tensor) -> None:
-    """Averages a shard over the replicas by torch's own all-reduce."""
     dist.all_reduce(shard, group=group)
     shard.div_(dist.get_world_size(group))

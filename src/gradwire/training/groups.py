@@ -129,7 +129,6 @@ class Group:
 
 
 def _timeout(group: dist.ProcessGroup) -> float:
-    """Returns the group's time-out in seconds, or gradwire's default where none is known."""
     for device in ("cpu", "cuda"):
         try:
             timeout = group._get_backend(torch.device(device)).options._timeout

@@ -59,7 +59,6 @@ class StepGuard:
         return {"guarded": self._acted}
 
     def load_state_dict(self, state: State) -> None:
-        """Restores the number, which an earlier version did not save; raises ConfigError."""
         self._acted = state.whole("guarded") if "guarded" in state.values else 0
 
     def decide(self, step: Step, agreed: Summary, lost: float) -> Decision:

@@ -75,7 +75,6 @@ class Step:
 
     @property
     def complete(self) -> bool:
-        """Whether all its buckets are done, so that it ends."""
         return self.last and not self.open and not self.abandoned
 
     def take_held(self) -> list[Stage]:
@@ -165,7 +164,6 @@ class Transfer:
 
     @property
     def overflowed(self) -> set[int]:
-        """The optimizers of whose parameters this worker's result is not finite."""
         values = self.stage.values
         if is_finite(values):
             return set()
@@ -199,7 +197,6 @@ def square_norm(values: NDArray[np.float32] | torch.Tensor) -> float:
 
 
 def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Returns the squared L2 norm of each tensor of a bucket, float64."""
     starts = np.array([slot.offset for slot in slots], np.uint64)
     squares: NDArray[np.float64] = load_engine().square_sums(values, starts)
     return squares

@@ -97,7 +97,6 @@ class StepCycle(TrainingState):
         return self.communicator.all_reduce(values, plan, **options)
 
     def _settle(self, transfer: Transfer) -> None:
-        """Updates the books by what came back, and completes the result."""
         report, plan = transfer.report, transfer.applied_plan
         assert report is not None
         host = transfer.stage.host()
@@ -116,7 +115,6 @@ class StepCycle(TrainingState):
             transfer.applied_square = square_norm(result) / self._grad_scale**2
 
     def _fill(self, transfer: Transfer, plan: TransferPlan, report: TransferReport) -> None:
-        """Fills elements that no contribution reached from the optimizer."""
         missing = report.applied == 0
         assert transfer.bucket.scatter is None
         if not missing.any():
@@ -177,7 +175,6 @@ class StepCycle(TrainingState):
         return owners if nonfinite(first.stats_sum) else set()
 
     def _resend(self, step: Step) -> Ending[None]:
-        """Sends all buckets again, exactly, in their order."""
         started = []
         for transfer in step.transfers:
             plan = transfer.resent = transfer.plan.exact()
@@ -200,7 +197,6 @@ class StepCycle(TrainingState):
             self._books.settle(transfer, transfer.report)
 
     def _conclude(self, step: Step, agreed: Summary) -> None:
-        """Concludes a decided step: the policy reads its report."""
         self._note_owing(step)
         self._note_flush(agreed, step.transfers[0].slots, flushed=step.flushes)
         for owner in step.overflowed:

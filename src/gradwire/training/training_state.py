@@ -190,7 +190,6 @@ class TrainingState:
         return self._last
 
     def find_unused(self) -> None:
-        """Notes that DDP looks for unused parameters, whose results it may ignore."""
         self._books.finds_unused = True
 
     # ------------------------------------------------------------------ what is saved
@@ -225,7 +224,6 @@ class TrainingState:
         }
 
     def _keep_decisive(self, kept: dict[str, object]) -> None:
-        """Takes over what another rank's `_decisive_state` returned."""
         state = State(kept)
         self._consultation.load_state_dict(state)
         self._guard.load_state_dict(state)

@@ -172,7 +172,6 @@ class SharedEngine(Engine):
             self._users.pop(number, None)
 
     def counters(self) -> dict[str, float]:
-        """Returns the engine's counters; of a closed engine the last."""
         native = self.native
         return dict(self._totals if native is None else native.counters())
 
@@ -259,7 +258,6 @@ class SharedEngine(Engine):
         return completion
 
     def _oldest(self) -> tuple[tuple[int, int], Pending] | None:
-        """Returns the lane, number and request of the transfer that has waited longest."""
         with self._mutex:
             return next(iter(self._pending.items()), None)
 
@@ -338,7 +336,6 @@ class SharedEngine(Engine):
             threading.Thread(target=self._fail_pending, args=(error,), daemon=True).start()
 
     def _break(self, error: Exception) -> None:
-        """Fails open and later transfers after an error of reading completions."""
         with self._mutex:
             self._broken = error
         self._fail_pending(functools.partial(self._unread, error))
@@ -358,7 +355,6 @@ class SharedEngine(Engine):
         )
 
     def _refusal(self) -> str:
-        """Returns what this host's kernel refused, as the end of a failure's text."""
         native = self.native
         refusal = "" if native is None else native.refusal()
         return (
@@ -391,7 +387,6 @@ class SharedEngine(Engine):
         )
 
     def _fail_pending(self, error: Callable[[int], TransferError]) -> None:
-        """Ends the open transfers, each with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
         ended = [each.handle.end(error(each.request.step)) for each in pending.values()]

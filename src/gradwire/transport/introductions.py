@@ -109,7 +109,6 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list
 
 
 def _choose_addresses(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
-    """Returns each endpoint's address of the version of IP that all have and most prefer."""
     offers = [[place.version for place in each.addresses] for each in everybody]
     lacking = {
         version: [e for e, offer in enumerate(offers) if version not in offer] for version in (4, 6)

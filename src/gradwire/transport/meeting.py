@@ -219,7 +219,6 @@ class Meeting:
             self._store.set(self._key(HURRY), str(self._next))
 
     def hurried(self) -> bool:
-        """Returns whether some endpoint has called `hurry` in this exchange."""
         with store_errors():
             return self._peek(self._key(HURRY)) == str(self._next)
 
@@ -243,7 +242,6 @@ class Meeting:
         return RendezvousError(why, map(self.names.rank_of, endpoints))
 
     def describe(self, endpoints: Iterable[int]) -> str:
-        """Names endpoints as text; see `Names`."""
         return self.names.describe(endpoints)
 
     # ------------------------------------------------------------------ how they find each other
@@ -304,7 +302,6 @@ class Meeting:
                 self._store.delete_key(self._key(CAME, ticket))
 
     def _unlike(self, opening: str) -> str:
-        """Returns how endpoint 0's numbers of endpoints differ from this one's, "" if not."""
         workers, servers = (opening or f"- {self.workers} {self.servers}").split()[1:]
         if (int(workers), int(servers)) == (self.workers, self.servers):
             return ""
@@ -400,7 +397,6 @@ class Meeting:
         return [self._key(self._next, endpoint) for endpoint in range(self.endpoints)]
 
     def _absent(self) -> list[int]:
-        """Returns the endpoints that have published nothing in the next exchange."""
         return [e for e, key in enumerate(self._keys()) if not self._store.check([key])]
 
     def _peek(self, key: str) -> str | None:

@@ -44,8 +44,6 @@ MOST_NAMED = 16
 
 
 class OpenEngine:
-    """An engine that has reached all its peers, for communicators and `gradwire server`."""
-
     def __init__(
         self, engine: _engine.Engine, session: int, datagram: int, meeting: Meeting
     ) -> None:
@@ -201,7 +199,6 @@ def _setup(
     places: list[tuple[str, int]],
     datagram: int,
 ) -> str:
-    """Returns one line that describes an endpoint's addresses, buffers and peers."""
     features = engine.features()
     peers = [
         f"{meeting.describe([peer.endpoint])} at {with_port(*places[peer.endpoint])}"

@@ -62,9 +62,6 @@ class CompletionPool(Generic[T]):
         """Ends the threads.
 
         Items that `poll` still returns are handled first.
-
-        Args:
-            timeout_s: Seconds to wait at most for each thread that runs a callback.
         """
         self._stopping = True
         with self._mutex:

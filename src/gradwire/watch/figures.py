@@ -62,7 +62,6 @@ def _engines(heard: Iterable[Process]) -> Iterator[tuple[Process, dict[str, Any]
 
 
 def _earlier(process: Process, engine: dict[str, Any]) -> dict[str, Any]:
-    """Returns the same engine as of the answer before; empty where there is none."""
     for each in process.before["engines"] if process.before else ():
         if (each["name"], each["group"]) == (engine["name"], engine["group"]):
             found: dict[str, Any] = each
@@ -78,7 +77,6 @@ def _span(process: Process) -> float:
 
 
 def _rates(now: dict[str, Any], before: dict[str, Any], span: float) -> dict[str, float]:
-    """Returns the rates of an engine's totals, or of a path's."""
     grown = {name: now[name] - before.get(name, 0) for name in _TOTALS}
     packets = max(1, grown["packets_sent"])
     return {
@@ -200,7 +198,6 @@ def _state(watched: Watched, heard: list[Process]) -> str:
 
 
 def _silent(process: Process, now: float) -> bool:
-    """Returns whether a process has been silent for long, or has never answered."""
     return not process.gone and (not process.now or now - process.heard > SILENT_S)
 
 

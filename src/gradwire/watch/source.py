@@ -111,7 +111,6 @@ class Watched:
 
     @property
     def heard(self) -> list[Process]:
-        """The processes that have answered at all, in the order of their names."""
         known = [each for each in self.processes.values() if each.now]
         return sorted(known, key=lambda each: (_place(each), each.address.own))
 
@@ -197,7 +196,6 @@ def find_job(asked: str | None) -> str:
 
 
 def _none(asked: str | None, own: int, meant: Sequence[Address], found: Sequence[Address]) -> str:
-    """Says, in one line, why there is no job to show."""
     others = [each for each in meant if each.uid != own]
     forms = sorted({each.form for each in meant if each.uid == own})
     what = f"no job of {_user(own)} runs here" if asked is None else f"no job {asked!r} runs here"

@@ -93,7 +93,6 @@ class PhaseDetector:
         return (self.steps + 1) % self.every == 0
 
     def phase_of(self, layer: str) -> Phase:
-        """Returns the phase of the next step for one layer, which is `phase` but for "layers"."""
         return self.phase
 
     def observe(self, summary: Summary) -> None:
@@ -297,7 +296,6 @@ class RateWatch:
 
 
 def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
-    """Makes the detector of an input."""
     check_choice("detector", source, DETECTORS)
     if source == "layers":
         return LayerDetector(eta, every)

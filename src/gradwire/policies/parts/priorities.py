@@ -64,11 +64,7 @@ class LayerOrder:
             self._place.setdefault(TensorSlot(name, 0, 1).layer, len(self._place))
 
     def classes(self, slots: tuple[TensorSlot, ...], chunks: Chunks, count: int) -> Priorities:
-        """Makes classes of equally many layers.
-
-        Returns:
-            uint8 for each chunk, the class of its first element's layer.
-        """
+        """Makes classes of equally many layers."""
         layers = len(self._place)
         of_slot = [self._place[slot.layer] * count // layers for slot in slots]
         starts = np.array([slot.offset for slot in slots], np.uint64)
@@ -81,9 +77,6 @@ def by_size(order: NDArray[np.intp], count: int) -> Priorities:
 
     Args:
         order: The chunks from the smallest to the largest (argsort).
-
-    Returns:
-        uint8 for each chunk.
     """
     classes = np.empty(len(order), np.uint8)
     classes[order[::-1]] = np.arange(len(order)) * count // max(1, len(order))
@@ -143,7 +136,6 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
 def check_priority(
     priority: object, allowed: tuple[str, ...], control: str, order: str | None, pull: str | None
 ) -> None:
-    """Checks a priority beside the other options."""
     check_choice("priority", priority, allowed)
     if priority == "none":
         return

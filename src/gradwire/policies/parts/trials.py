@@ -249,7 +249,6 @@ class Trials:
             self.running, self.tried, self.credits[trial] = trial, [], -DEBT
 
     def _judge(self, pace: Pace) -> None:
-        """Decides about a trial by the pace of one of its steps."""
         self.tried.append(pace.step_s)
         trial, usual, tried = self.running, statistics.median(self.times), len(self.tried)
         took = statistics.median(self.tried)

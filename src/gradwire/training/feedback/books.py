@@ -68,9 +68,6 @@ class Books:
 
         It adds the residuals, keeps a copy where the guard may have to resend, and removes what the
         plan prunes.
-
-        Args:
-            host: float32, the fresh gradient.
         """
         unused = self._unused(transfer, host)
         if self._residuals is not None:
@@ -129,12 +126,7 @@ class Books:
     def critical(
         self, transfer: Transfer, host: NDArray[np.float32], finite: bool
     ) -> NDArray[np.uint32] | None:
-        """Returns the chunks that have to count: overdue ones, and those that are not finite.
-
-        Args:
-            host: float32, what will be sent.
-            finite: Whether the fresh gradient is finite.
-        """
+        """Returns the chunks that have to count: overdue ones, and those that are not finite."""
         grid = self.communicator.chunk_grid(transfer.plan)
         parts = [self._ages.due(transfer.slots, grid)]
         if not finite or (self._residuals is not None and not is_finite(host)):
@@ -164,7 +156,6 @@ class Books:
         self._ages.settle(transfer.slots, grid, report)
 
     def close(self) -> None:
-        """Frees memory that is needed within a step only."""
         self._sent.clear()
         for earlier in self._earlier:
             earlier.clear()
@@ -191,7 +182,6 @@ class Books:
             self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
 
     def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
-        """Removes the elements of the smallest weights from what is sent."""
         where = smallest_weights(
             transfer.slots,
             transfer.bucket.parameters,

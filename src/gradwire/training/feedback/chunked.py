@@ -46,7 +46,6 @@ class ChunkBook:
 
     @staticmethod
     def sound(values: Values) -> bool:
-        """Returns whether a state's values are allowed."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Values]:
@@ -68,7 +67,6 @@ class ChunkBook:
         }
 
     def load_state_dict(self, state: Mapping[str, Values]) -> None:
-        """Replaces the values by those that `state_dict` returned."""
         loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, Values]] = {}
         for name, each in state.items():
             runs = np.asarray(each)
@@ -127,7 +125,6 @@ class ChunkBook:
             newer |= names
 
     def _elements(self, slots: tuple[TensorSlot, ...]) -> Values:
-        """Returns the value of each element of a bucket, from the parameters' last grids."""
         elements = np.full(sum(slot.length for slot in slots), self.unknown, self.dtype)
         wanted = {slot.key: slot for slot in slots}
         for key, (grid, values) in self._kept.items():

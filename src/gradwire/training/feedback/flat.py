@@ -37,11 +37,9 @@ class FlatBook:
         self._flat: dict[tuple[TensorSlot, ...], FlatArray] = {}
 
     def values(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
-        """Returns the flat array of a bucket that is open."""
         return self._flat[slots]
 
     def of(self, key: str) -> FlatArray:
-        """Returns the values of a parameter, or of a part of one, that was open."""
         return self._by_name[key]
 
     def rescale(self, factor: float) -> None:
@@ -55,7 +53,6 @@ class FlatBook:
         return {name: values.copy() for name, values in self._by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:
-        """Restores what `state_dict` returned."""
         read: dict[str, FlatArray] = {}
         for name, values in state.items():
             array = np.asarray(values)

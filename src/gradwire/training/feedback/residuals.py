@@ -61,8 +61,6 @@ def auto_feedback(optimizer: object | None) -> bool:
 
 
 class ResidualBook(FlatBook):
-    """The residuals of one rank, by parameter name."""
-
     kind = "residual"
 
     def __init__(self) -> None:
@@ -71,7 +69,6 @@ class ResidualBook(FlatBook):
         self._mutex = threading.Lock()  # guards `_clean`: buckets begin and end on other threads
 
     def clean(self, slots: tuple[TensorSlot, ...]) -> bool:
-        """Returns whether a bucket of this layout has no residual; False if it is not known."""
         with self._mutex:
             return slots in self._clean
 
@@ -193,7 +190,6 @@ def nonfinite_chunks(grid: ChunkGrid, bucket: FlatArray) -> NDArray[np.uint32]:
 
 
 def join_chunks(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32] | None:
-    """Returns the union of several lists of chunks, sorted; None when it is empty."""
     filled = [part for part in parts if len(part)]
     if not filled:
         return None

@@ -33,7 +33,6 @@ class MagnitudeBook(ChunkBook):
         return bool((values >= 0.0).all())
 
     def of(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.float32] | None:
-        """Returns a bucket's magnitudes, float32 for each chunk; None while none is known."""
         with self._mutex:
             known: NDArray[np.float32] = self._open(slots, grid).copy()
         return known if np.isfinite(known).any() else None
@@ -46,12 +45,7 @@ class MagnitudeBook(ChunkBook):
         result: NDArray[np.float32],
         scale: float,
     ) -> None:
-        """Takes the magnitudes of chunks that any contribution reached.
-
-        Args:
-            result: float32, the bucket's result, one value per element.
-            scale: What gradients are multiplied by (a loss scaler's).
-        """
+        """Takes the magnitudes of chunks that any contribution reached."""
         fresh = grid.mean_magnitudes(result) / np.float32(scale)
         with self._mutex:
             np.copyto(self._open(slots, grid), fresh, where=report.applied != 0)

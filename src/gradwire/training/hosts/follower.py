@@ -78,7 +78,6 @@ class Follower(SharingPipeline):
         self._link.send(RowReady(handed.number, handed.elements, handed.ballot))
 
     def _rows(self, handed: Handed) -> Rows:
-        """Returns the memory of a bucket, which the leader makes."""
         key = handed.position, handed.elements
         with self._changed:
             known = self._memory.get(key)

@@ -71,8 +71,6 @@ class Leader(SharingPipeline):
         done.add_done_callback(lambda result: self._answer(handed, result))
 
     def _gather(self, handed: Handed) -> None:
-        """Waits until the rows of all followers are there, and reads what came with them."""
-
         def missing() -> set[int]:
             return set(self._followers) - set(self._ready_rows.get(handed.number, {}))
 

@@ -230,7 +230,6 @@ class SharingPipeline(GradientPipeline):
         )
 
     def _absence(self, places: Collection[int], what: str) -> str:
-        """Says what is to come from the ranks at some places; see `_wait_for`."""
         ranks = [self._seat.ranks[place] for place in sorted(places)]
         return what.format(ranks_as_text(ranks)) + self._disorder(ranks)
 
@@ -239,7 +238,6 @@ class SharingPipeline(GradientPipeline):
         return ""
 
     def _forget_rows(self, handed: Handed) -> None:
-        """Lets go of the memory of an earlier layout of this bucket."""
         with self._changed:
             for position, elements in list(self._memory):
                 if position == handed.position and elements != handed.elements:
