@@ -14,7 +14,7 @@ from ddp_jobs import wrap
 from gradwire.core.regions import TensorSlot
 from gradwire.core.report import StepReport
 from gradwire.core.slowest import SlowestBucket
-from gradwire.core.waits import Waits
+from gradwire.core.transfer_report import Waits
 from gradwire.sim.fabric import NETWORK_A
 from gradwire.sim.job import Job
 from ranks import Ranks

@@ -1,13 +1,61 @@
-"""TransferReport, the outcome of a transfer."""
+"""TransferReport, the outcome of a transfer, and Waits, what it waited for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.core.waits import NOTHING, Waits
+
+class Most(NamedTuple):
+    """The largest value of some kind, and the endpoint that it belongs to.
+
+    Attributes:
+        endpoint: Number of the endpoint, workers first, then servers; -1 for none.
+    """
+
+    endpoint: int = -1
+    value: float = 0.0
+
+
+NOBODY = Most()
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What one transfer waited for at one worker. Times are seconds since its start there.
+
+    Attributes:
+        began: The last worker to begin it, as this worker knows.
+        pushed: The worker whose contribution completed this worker's share of the sum; none where
+            time closed it. Its time stands there all the same.
+        pulled: The endpoint that sent the last results.
+        queued: The longest that an arriving packet queued, in seconds, and who had sent it.
+        resent: The most packets that this worker sent again to one endpoint.
+        missed: The most packets of one endpoint that were not there when a later one arrived.
+        burst: The most packets, sent or awaited, that were lost one after another.
+    """
+
+    began: Most = NOBODY
+    pushed: Most = NOBODY
+    pulled: Most = NOBODY
+    queued: Most = NOBODY
+    resent: Most = NOBODY
+    missed: Most = NOBODY
+    burst: Most = NOBODY
+
+    @staticmethod
+    def of(noted: Sequence[tuple[int, int]]) -> Waits:
+        """Returns what the engine has noted: four times in nanoseconds, then three counts."""
+        times = [Most(endpoint, nanoseconds / 1e9) for endpoint, nanoseconds in noted[:4]]
+        return Waits(*times, *(Most(*each) for each in noted[4:]))
+
+
+NOTHING = Waits()
+"""Of a transfer that needed no network."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +104,14 @@ class TransferReport:
     exceeded: tuple[int, ...]
     stats_sum: tuple[float, ...]
     stats_max: tuple[float, ...]
-    push_s: float
-    pull_s: float
-    total_s: float
-    bytes_sent: int
-    packets_sent: int
-    retransmissions: int
-    rtprop_s: float
-    btlbw: float
+    push_s: float = 0.0
+    pull_s: float = 0.0
+    total_s: float = 0.0
+    bytes_sent: int = 0
+    packets_sent: int = 0
+    retransmissions: int = 0
+    rtprop_s: float = 0.0
+    btlbw: float = 0.0
     result_error: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     error_offset: int = 0
     passes: int = 0

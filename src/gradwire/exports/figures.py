@@ -53,6 +53,10 @@ FIGURES = {
 """Every figure by its name; in logs the name follows "gradwire/"."""
 
 
+LOGGED = ("delivered", "bound", "megabytes", "comm_s", "exposed_s")
+"""What callbacks of frameworks log."""
+
+
 def figures(report: StepReport, names: Iterable[str] = tuple(FIGURES)) -> dict[str, float]:
     """Returns figures of a step under the names of logs, those that are known.
 

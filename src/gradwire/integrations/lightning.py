@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.rank_state import read_rank
+from gradwire.exports.figures import LOGGED, figures
 from gradwire.integrations import checkpoints
-from gradwire.integrations.figures import figures
 from gradwire.policies import Policy
 from gradwire.training.attach import Attachment, attach
 
@@ -82,7 +82,7 @@ class GradwireCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Logs the report of the step."""
         if self.attachment is not None and self.attachment.step:
-            pl_module.log_dict(figures(self.attachment))
+            pl_module.log_dict(figures(self.attachment.report(), LOGGED))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Detaches."""

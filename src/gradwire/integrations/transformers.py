@@ -12,8 +12,8 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from gradwire.exports.figures import LOGGED, figures
 from gradwire.integrations import checkpoints
-from gradwire.integrations.figures import figures
 from gradwire.policies import Policy
 from gradwire.training.attach import Attachment, attach
 
@@ -79,7 +79,7 @@ class GradwireCallback(TrainerCallback):
     ) -> None:
         """Logs the report of the last step after the Trainer has logged its loss."""
         if self.attachment is not None and "loss" in (logs or {}):
-            self._trainer.log(figures(self.attachment))
+            self._trainer.log(figures(self.attachment.report(), LOGGED))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Saves this rank's state."""

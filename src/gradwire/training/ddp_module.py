@@ -6,8 +6,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
-from gradwire.training.wrappers import inner_modules
 
+_WRAPPED = ("_orig_mod", "_forward_module")
+"""The names under which torch.compile and Lightning's Fabric keep the module that they wrap."""
 _OTHERS = (
     "gradwire carries the gradients that DistributedDataParallel averages and those that "
     "fully_shard scatters; wrap the model so in place of {}"
@@ -38,8 +39,13 @@ _ADVICE = (
 
 def unwrapped(model: object) -> object:
     """Returns the DDP module in a model with wrappers of frameworks, else what they all wrap."""
-    found = inner_modules(model)
-    return next((each for each in found if isinstance(each, DistributedDataParallel)), found[-1])
+    while isinstance(model, torch.nn.Module) and not isinstance(model, DistributedDataParallel):
+        held = (model._modules.get(name) for name in _WRAPPED)
+        inner = next((module for module in held if module is not None), None)
+        if inner is None:
+            break
+        model = inner
+    return model
 
 
 def ddp_of(found: object) -> DistributedDataParallel:

@@ -9,7 +9,6 @@ import torch
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.regions import TensorSlot
-from gradwire.training.wrappers import inner_optimizer
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 """What users give as `optimizer=`: one, a list of several, or None."""
@@ -24,8 +23,18 @@ def several(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     if isinstance(given, (list, tuple)):
-        return tuple(map(inner_optimizer, given))
-    return (inner_optimizer(given),)
+        return tuple(map(_inner, given))
+    return (_inner(given),)
+
+
+def _inner(optimizer: Any) -> Any:
+    """Returns the optimizer that steps, inside the wrappers of Accelerate, Lightning and others.
+
+    They keep it as `optimizer.optimizer`.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def kinds(optimizers: Sequence[object]) -> str:

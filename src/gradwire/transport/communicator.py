@@ -26,11 +26,10 @@ from gradwire.core.regions import Regions
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses
 from gradwire.transport.arrays import as_flat, as_tensor
-from gradwire.transport.comparing import compare_texts
 from gradwire.transport.joining import join_engine
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
-from gradwire.transport.store import Store
+from gradwire.transport.store import Store, compare_texts
 from gradwire.transport.threads import StartQueue
 from gradwire.transport.transfer import (
     Engine,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from gradwire.core.errors import EngineMissingError
 from gradwire.core.plan import TransferPlan
 from gradwire.core.regions import Region
-from gradwire.core.transfer_report import TransferReport
-from gradwire.core.waits import Waits
+from gradwire.core.transfer_report import TransferReport, Waits
 
 if TYPE_CHECKING:
     from gradwire import _engine
@@ -217,12 +216,4 @@ def trivial_report(
         exceeded=(),
         stats_sum=tuple(padded[:4]),
         stats_max=tuple(padded[4:]),
-        push_s=0.0,
-        pull_s=0.0,
-        total_s=0.0,
-        bytes_sent=0,
-        packets_sent=0,
-        retransmissions=0,
-        rtprop_s=0.0,
-        btlbw=0.0,
     )
