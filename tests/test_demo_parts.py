@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from gradwire_lab.demo.table import COLUMNS, rows, terminal_tables
 from gradwire_lab.demo.words import headline, milliseconds, notes
 from gradwire_lab.network import BURSTS, NETWORKS, BurstRecord
 from gradwire_lab.report.words import NONE, share
+from gradwire_lab.scenario.reader import build
 from gradwire_lab.training.block import Block, Step, join
 from gradwire_lab.training.model import CharacterModel, Shape
 from gradwire_lab.training.startline import StartLine, memory
@@ -116,7 +117,7 @@ def test_the_model_learns() -> None:
 
 def test_a_scenario_survives_json() -> None:
     scenario = quick("B", ENTRIES[:2])
-    assert Scenario.from_json(scenario.as_json()) == scenario
+    assert build(Scenario, json.loads(json.dumps(asdict(scenario))), "scenario") == scenario
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
 from gradwire_lab.contest.ranks import RankError
 from gradwire_lab.network import channel as channel_module
-from gradwire_lab.network.channel import KeeperChannel, LabUnavailable
+from gradwire_lab.network.channel import Channel, LabUnavailable
 from gradwire_lab.run import course
 from gradwire_lab.run.course import Audience
 from gradwire_lab.run.ground import Ground
@@ -50,7 +50,10 @@ def test_an_answer_that_comes_after_an_interrupt_is_given_to_no_other_question(
         return [sys.executable, "-c", KEEPER, str(descriptor)]
 
     monkeypatch.setattr(channel_module, "helper_command", helper)
-    with contextlib.closing(KeeperChannel()) as keeper, interrupted_by(signal.SIGUSR1):
+    with (
+        contextlib.closing(Channel("network.keeper", "it is closed")) as keeper,
+        interrupted_by(signal.SIGUSR1),
+    ):
         assert keeper.ask({"ask": "first"}) == ({"to": "first"}, [])
         with pytest.raises(KeyboardInterrupt):
             keeper.ask({"ask": "slow"})

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from gradwire_lab.scenario import Experiment, ScenarioError, load
-from gradwire_lab.scenario.contestant import contestant_of
+from gradwire_lab.scenario.contestant import Contestant
 from gradwire_lab.scenario.keys import key_rows
 from gradwire_lab.scenario.network import Topology
+from gradwire_lab.scenario.reader import build
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -83,7 +84,7 @@ def test_the_scenarios_of_the_repository_can_be_read(quick: bool) -> None:
 def test_contestants_reach_the_ranks_as_they_are() -> None:
     for path in EXPERIMENTS.glob("*.toml"):
         for each in load(path).first.contestants:
-            assert contestant_of(json.loads(json.dumps(asdict(each)))) == each
+            assert build(Contestant, json.loads(json.dumps(asdict(each))), "one") == each
 
 
 def test_values_and_defaults(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Recorder:
     def ask(self, question: dict[str, Any], *_: Any) -> list[dict[str, Any]]:
         self.done.append(f"{question['contestant']}: {question['steps']}")
         self.steps += question["steps"]
-        step = RankStep(0, 0, 0, 0, 1, 1, 2.0, 1.0, None, 1, 1, 0, 0.1, 0)
+        step = RankStep(0, 0, 0, 0, 1, 1, 2.0, 1.0, None, 1, 1, 0, 0.1, 0, {})
         numbers = range(self.steps - question["steps"], self.steps)
         steps = [{**asdict(step), "layers": {"front": float(number)}} for number in numbers]
         return [{"steps": steps, "validation": 2.0}] * 2

@@ -33,7 +33,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "watch": ("core", "live"),
         "doctor": ("core", "policies", "transport", "server", "_engine"),
         "reading": ("core",),
-        "cli": (),  # finds the commands by name
+        "cli": ("core",),  # finds the commands by name
     },
     "gradwire_lab": {
         "_link": (),
@@ -44,8 +44,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "run": ("scenario", "training", "contest", "network"),
         "report": ("run", "scenario"),
         "command": ("run", "report", "scenario", "contest", "network"),
-        "demo": ("report", "training", "contest", "network"),
-        "study": ("run", "training", "contest", "network"),
+        "demo": ("report", "scenario", "training", "contest", "network"),
+        "study": ("run", "scenario", "training", "contest", "network"),
         "bench": ("study", "demo", "report", "contest", "network", "training"),
         "": (),
     },

@@ -214,7 +214,7 @@ def test_several_files_are_reported_one_after_another(network: Path, tmp_path: P
 def test_a_folder_of_the_lab_needs_the_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "results.json").write_text("{}")
     assert "a folder of the lab" in run("why", tmp_path, status=2).stderr
-    monkeypatch.setattr("gradwire.reading.command.entry_points", lambda **_: ())
+    monkeypatch.setattr("gradwire.core.lab.entry_points", lambda **_: ())
     assert "needs the lab" in run("report", tmp_path, status=2).stderr
 
 

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from gradwire import __version__
+from gradwire.core.lab import ENTRY_POINTS, lab_command
 
 LAB = {
     "demo": "Train a small model over a bursting network: on TCP and on gradwire, in turn.",
@@ -53,7 +54,6 @@ OWN = {
     ),
 }
 """The product's commands: the module (and its app, unless that is `app`) and the line of help."""
-ENTRY_POINTS = "gradwire.commands"
 
 
 class LazyCommands(TyperGroup):
@@ -95,14 +95,11 @@ def _of_the_product(name: str) -> Any:
 
 
 def _of_the_lab(name: str) -> Any:
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        return entry.load()
-    typer.echo(
-        f"gradwire {name} is part of the lab, which is not installed: in a checkout of gradwire "
-        f"type `make venv`, then `.venv/bin/gradwire {name}`",
-        err=True,
-    )
-    raise typer.Exit(2)
+    try:
+        return lab_command(name)
+    except LookupError as error:
+        typer.echo(error.args[0], err=True)
+        raise typer.Exit(2) from None
 
 
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True)

@@ -9,12 +9,12 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from gradwire.core.lab import lab_command
 from gradwire.core.report import finite
 from gradwire.reading.compare import compare
 from gradwire.reading.page import page
@@ -158,16 +158,11 @@ def _of_the_lab(path: Path) -> bool:
 
 
 def _hand_to_the_lab(arguments: Sequence[str]) -> NoReturn:
-    for entry in entry_points(group="gradwire.commands", name="report"):
-        command: Any = typer.main.get_command(entry.load())
-        raise typer.Exit(
-            command.main(list(arguments), "gradwire report", standalone_mode=False) or 0
-        )
-    _refuse(
-        "report",
-        "a folder of the lab needs the lab: in a checkout of gradwire type `make venv`, then "
-        "`.venv/bin/gradwire report`",
-    )
+    try:
+        command: Any = typer.main.get_command(lab_command("report"))
+    except LookupError as error:
+        _refuse("report", f"a folder of the lab needs the lab: {error.args[0]}")
+    raise typer.Exit(command.main(list(arguments), "gradwire report", standalone_mode=False) or 0)
 
 
 def _refuse(command: str, reason: str) -> NoReturn:

@@ -19,6 +19,7 @@ from gradwire_lab.bench.host_ranks import run_host_ranks
 from gradwire_lab.bench.kernel_command import kernel
 from gradwire_lab.bench.net import run_case
 from gradwire_lab.bench.networks_command import networks
+from gradwire_lab.bench.options import AsJson, Standard, need_network
 from gradwire_lab.bench.page_command import page
 from gradwire_lab.bench.replicas import run_replicas
 from gradwire_lab.bench.start import NETWORKS as STARTS
@@ -44,7 +45,7 @@ def _root() -> None:
 
 @app.command()
 def net(
-    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    network: Standard = "A",
     case: Annotated[str, typer.Option(help="exact, bursts, push, or all")] = "all",
     rounds: Annotated[int, typer.Option(help="rounds of each contestant (0: the case's own)")] = 0,
     rhythm: Annotated[
@@ -55,8 +56,6 @@ def net(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Race gradwire against TCP on a network of namespaces; times are over the header ideal."""
-    if network not in ("A", "B"):
-        raise typer.BadParameter(f"--network {network}: A or B")
     known = cases(network)
     if case != "all" and case not in known:
         raise typer.BadParameter(f"--case {case}: {', '.join(known)} or all")
@@ -67,7 +66,7 @@ def net(
         if case not in ("bursts", "all"):
             raise typer.BadParameter(f"--rhythm: case {case} has no bursts; --case bursts has")
         known = {name: row.with_rhythm(*rhythm) for name, row in known.items()}
-    _need_network()
+    need_network()
     if out is not None:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -97,17 +96,15 @@ def net(
 
 @app.command()
 def hosts(
-    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    network: Standard = "A",
     count: Annotated[int, typer.Option(help="hosts")] = 2,
     ranks: Annotated[int, typer.Option(help="ranks on each host")] = 4,
     size: Annotated[float, typer.Option(help="MiB of each rank's gradient")] = 16.0,
     rounds: Annotated[int, typer.Option(help="rounds of each contestant")] = 30,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sum over several ranks a host, with and without sums within the hosts, beside Gloo."""
-    if network not in ("A", "B"):
-        raise typer.BadParameter(f"--network {network}: A or B")
-    _need_network()
+    need_network()
     result = run_host_ranks(network, count, ranks, int(size * (1 << 18)) * 4, rounds)
     if as_json:
         print(json.dumps(result))
@@ -126,14 +123,12 @@ def hosts(
 
 @app.command()
 def replicas(
-    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    network: Standard = "A",
     steps: Annotated[int, typer.Option(help="of training, with each pull mode")] = 500,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train through loss with both pull modes and compare all ranks' parameters bit by bit."""
-    if network not in ("A", "B"):
-        raise typer.BadParameter(f"--network {network}: A or B")
-    _need_network()
+    need_network()
     results = [run_replicas(network, steps, pull) for pull in ("exact", "committed")]
     if as_json:
         print(json.dumps(results))
@@ -154,14 +149,12 @@ def replicas(
 
 @app.command()
 def fsdp(
-    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    network: Standard = "A",
     steps: Annotated[int, typer.Option(min=1, help="of training, by each policy and layout")] = 60,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a sharded model (FSDP2) under bursts, without and with replicas, beside Gloo."""
-    if network not in ("A", "B"):
-        raise typer.BadParameter(f"--network {network}: A or B")
-    _need_network()
+    need_network()
     results = [run_fsdp(network, steps, replicas) for replicas in (1, 2)]
     if as_json:
         print(json.dumps(results))
@@ -196,14 +189,14 @@ def start(
     ranks: Annotated[int, typer.Option(min=2, max=64, help="number of ranks")] = 4,
     size: Annotated[float, typer.Option(help="KiB of each rank's buffer")] = 8192.0,
     jobs: Annotated[int, typer.Option(min=1, help="jobs that start")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start jobs, and compare the third sum of each with its late ones."""
     if network not in STARTS:
         raise typer.BadParameter(f"--network {network}: {', '.join(STARTS)}")
     if not math.isfinite(size) or (elements := int(size * 256)) < 1:
         raise typer.BadParameter(f"--size {size:g}: at least one float32 element")
-    _need_network()
+    need_network()
     with Console(stderr=True).status(network) as status:
         result = run_start(network, ranks, elements * 4, jobs, progress=status.update)
     if as_json:
@@ -225,13 +218,13 @@ def encodings(
     ] = None,
     before: Annotated[int, typer.Option(min=1, help='steps of "adaptive" that come before')] = 100,
     steps: Annotated[int, typer.Option(min=1, help="timed steps of each contestant")] = 60,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train on quiet networks by policy "adaptive", beside fixed encodings and Gloo."""
     for name in network or ():
         if name not in QUIET:
             raise typer.BadParameter(f"--network {name}: {', '.join(QUIET)}")
-    _need_network()
+    need_network()
     results = []
     for name in network or QUIET:
         with Console(stderr=True).status(name) as status:
@@ -257,41 +250,23 @@ def _print_encodings(result: dict[str, Any]) -> None:
         )
 
 
-def _need_network() -> None:
-    """Ends the program where this machine cannot make namespaces."""
-    from gradwire_lab.network.network import probe
-
-    if (reason := probe()) is not None:
-        line = f"gradwire bench: no lab network on this machine: {reason}"
-        Console(stderr=True).print(line, markup=False)
-        raise typer.Exit(2)
-
-
-def _print(result: dict[str, object]) -> None:
-    preset, contestants, env = result["network"], result["contestants"], result["environment"]
-    assert isinstance(preset, dict)
-    assert isinstance(contestants, dict)
-    assert isinstance(result["bytes"], int)
-    assert isinstance(result["ideal_seconds"], float)
+def _print(result: dict[str, Any]) -> None:
     table = Table(
-        title=f"{result['case']}, network {preset['name']}, {result['hosts']} hosts, "
+        title=f"{result['case']}, network {result['network']['name']}, {result['hosts']} hosts, "
         f"{result['bytes'] / 1e6:g} MB, header ideal {result['ideal_seconds'] * 1e3:.1f} ms",
         caption=f"times over the header ideal; packets lost at the ports in all: "
-        f"{result['packets_lost_at_ports']}\n{CONVENTION}\n{env}",
+        f"{result['packets_lost_at_ports']}\n{CONVENTION}\n{result['environment']}",
     )
     for column in ("contestant", "rounds", "median", "p90", "p99", "max", "sent again"):
         table.add_column(column, justify="left" if column == "contestant" else "right")
-    for name, summary in contestants.items():
-        reports = summary["reports"]
-        sent = sum(report.get("packets_sent", 0) for report in reports)
-        again = sum(report.get("retransmissions", 0) for report in reports)
+    for name, summary in result["contestants"].items():
+        sent = sum(report.get("packets_sent", 0) for report in summary["reports"])
+        again = sum(report.get("retransmissions", 0) for report in summary["reports"])
+        times = (summary[key] for key in ("median", "p90", "p99", "max"))
         table.add_row(
             name,
             str(summary["rounds"]),
-            f"{summary['median']:.3f}",
-            f"{summary['p90']:.3f}",
-            "–" if summary["p99"] is None else f"{summary['p99']:.3f}",
-            f"{summary['max']:.3f}",
+            *("–" if each is None else f"{each:.3f}" for each in times),
             f"{again / sent:.3%}" if sent else "–",
         )
     Console().print(table)

@@ -49,9 +49,7 @@ def run_encodings(
     """Train on four hosts of a quiet network, by contestants that take turns.
 
     Args:
-        network: a name among `NETWORKS`.
         before: steps of "adaptive" that come before, in which it tries encodings.
-        timed_steps: those of each contestant.
         block: steps of one contestant before the next has its turn; two more come before and are
             not timed.
         progress: a function that is called with a line of text at each turn.
@@ -60,10 +58,6 @@ def run_encodings(
         By contestant the median seconds of a step, of each turn too, and which shares of the bytes
         its steps had; of "adaptive" the time over the best fixed encoding's, turn by turn, since
         the machine's speed drifts.
-
-    Raises:
-        LabUnavailable: this machine cannot make namespaces.
-        RankError: a rank failed; the message names it.
     """
     seconds: dict[str, list[list[float]]] = {entry.name: [] for entry in ENTRIES}
     encoded: dict[str, list[float]] = {entry.name: [] for entry in ENTRIES}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from typing import Any
 
+from gradwire_lab.contest.job import Job, turns
 from gradwire_lab.contest.measure import environment, percentile
-from gradwire_lab.contest.ranks import Ranks
-from gradwire_lab.network.addresses import STORE_PORT
 from gradwire_lab.network.bursts import BurstTraffic
 from gradwire_lab.network.network import Network
 from gradwire_lab.network.presets import BURSTS, NETWORKS
@@ -23,45 +20,23 @@ def run_fsdp(network: str, steps: int, replicas: int, block: int = 10) -> dict[s
     """Train on four hosts while bursts hit one port, by contestants that take turns.
 
     Args:
-        network: name of the standard network.
         steps: the number of steps of each contestant.
         replicas: the number of replicas, which divides the number of hosts. With 1 gradwire
             carries the reduce-scatter; with more Gloo does, and gradwire averages over replicas.
         block: steps of one contestant before the next has its turn.
-
-    Raises:
-        LabUnavailable: this machine cannot make namespaces.
-        RankError: a rank failed; the message names it.
     """
     seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     found: dict[str, dict[str, Any]] = {}
-    with contextlib.ExitStack() as stack:
-        net = stack.enter_context(Network(HOSTS, NETWORKS[network], extra_hosts=1))
-        stack.enter_context(BurstTraffic(net, BURSTS[network], target=1))
-        configs = [
-            {
-                "rank": rank,
-                "world": HOSTS,
-                "store_host": net.address(0),
-                "store_port": STORE_PORT,
-                "replicas": replicas,
-                "policies": CONTESTANTS,
-            }
-            for rank in range(HOSTS)
-        ]
-        ranks = stack.enter_context(Ranks(net.spawn, "gradwire_lab.bench.fsdp_worker", configs))
-        deadline = time.monotonic() + TIMEOUT
-        parameters = ranks.gather(deadline)[0]["parameters"]
-        left = steps
-        while left > 0:
-            for name in CONTESTANTS:
-                command = {"command": "train", "name": name, "steps": min(block, left)}
-                answers = ranks.ask(command, deadline)
-                times = zip(*(answer["seconds"] for answer in answers), strict=True)
-                seconds[name] += [max(each) for each in times]
-            left -= block
+    worker = "gradwire_lab.bench.fsdp_worker"
+    with (
+        Network(HOSTS, NETWORKS[network], extra_hosts=1) as net,
+        BurstTraffic(net, BURSTS[network], target=1),
+        Job(net, worker, TIMEOUT, replicas=replicas, policies=CONTESTANTS) as job,
+    ):
+        for name, count in turns(CONTESTANTS, steps, block):
+            seconds[name] += job.time("train", name=name, steps=count)
         for name in CONTESTANTS:
-            answers = ranks.ask({"command": "found", "name": name}, deadline)
+            answers = job.ask("found", name=name)
             shards = HOSTS // replicas
             found[name] = {
                 "identical": all(
@@ -73,13 +48,12 @@ def run_fsdp(network: str, steps: int, replicas: int, block: int = 10) -> dict[s
                 "delivered_mean": min(answer["delivered_mean"] for answer in answers),
                 "delivered_least": min(answer["delivered_least"] for answer in answers),
             }
-        ranks.ask({"command": "close"}, deadline)
     return {
         "case": "fsdp",
         "network": network,
         "hosts": HOSTS,
         "replicas": replicas,
-        "parameters": parameters,
+        **job.facts,
         "contestants": {
             name: {
                 "steps": len(seconds[name]),

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
 from gradwire.core.report import StepReport
-from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.rank_program import Commands, meet, obey
 from gradwire_lab.contest.ranks import Message
 
 SYMBOLS, CONTEXT, WIDTH, LAYERS, HEADS = 96, 48, 208, 4, 4
@@ -42,7 +41,6 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(WIDTH, SYMBOLS)
 
     def forward(self, symbols: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy of the targets, given the symbols before them."""
         mask = torch.nn.Transformer.generate_square_subsequent_mask(symbols.shape[1])
         hidden = self.symbol(symbols)
         for block in self.blocks:
@@ -96,14 +94,9 @@ class Worker:
         """Meet the other ranks and attach all models.
 
         Args:
-            config: rank, world, store (host and port), replicas, policies by contestant.
+            config: replicas, and policies by contestant.
         """
-        self._rank: int = config["rank"]
-        world, replicas = config["world"], config["replicas"]
-        store = TCPStore(
-            config["store_host"], config["store_port"], world, is_master=self._rank == 0
-        )
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=world)
+        (rank, world), replicas = meet(config), config["replicas"]
         shape = (replicas, world // replicas)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
         self._trainees = {
@@ -111,7 +104,7 @@ class Worker:
         }
         model = self._trainees["gloo"].model
         self.parameters = sum(each.numel() for each in model.parameters())
-        self._chance = torch.Generator().manual_seed(self._rank)
+        self._chance = torch.Generator().manual_seed(rank)
         for name in self._trainees:
             self.train(name, 2)
 
@@ -132,7 +125,6 @@ class Worker:
         return {"seconds": seconds}
 
     def found(self, name: str) -> Message:
-        """Return a hash of this rank's shards, and what the steps delivered."""
         trainee = self._trainees[name]
         digest = hashlib.sha256()
         for parameter in trainee.model.parameters():
@@ -147,7 +139,6 @@ class Worker:
         }
 
     def close(self) -> Message:
-        """Let go of everything, together with the other ranks."""
         for trainee in self._trainees.values():
             trainee.attachment.detach()
         dist.destroy_process_group()

@@ -13,11 +13,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import gradwire
 from gradwire.training.bucket import Bucket
-from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.rank_program import Commands, meet, obey
 from gradwire_lab.contest.ranks import Message
 
 
@@ -25,14 +24,8 @@ class Worker:
     """A worker is a rank that takes part in all-reduces."""
 
     def __init__(self, config: Message) -> None:
-        """Meet the other ranks.
-
-        Args:
-            config: rank, world, store (host and port), size.
-        """
-        rank, world = config["rank"], config["world"]
-        store = TCPStore(config["store_host"], config["store_port"], world, is_master=rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        """Meet the other ranks; config: the size of each rank's buffer, in bytes."""
+        rank, _ = meet(config)
         layer = torch.nn.Parameter(torch.full((config["size"] // 4,), float(rank)))
         self._bucket = Bucket(0, True, layer.detach().clone(), [layer])
         self._states = {
@@ -54,7 +47,6 @@ class Worker:
         return {"seconds": seconds}
 
     def close(self) -> Message:
-        """Let go of everything, together with the other ranks."""
         for state in self._states.values():
             state.deactivate()
         dist.destroy_process_group()
@@ -66,7 +58,6 @@ class Worker:
         dist.all_reduce(self._bucket.values)
 
     def _gradwire(self, state: gradwire.HookState) -> None:
-        """All-reduce as the hook does."""
         state.pipeline.reduce(self._bucket).wait()
 
 

@@ -33,17 +33,12 @@ def run_case(
     """Measure one case.
 
     Args:
-        case: the row.
         rounds: the number of rounds of each contestant; the case's own number if None.
         block: rounds of one contestant before the next has its turn.
         progress: a function that is called with a contestant's name and its rounds so far.
 
     Returns:
         What `gradwire bench net --json` prints.
-
-    Raises:
-        LabUnavailable: this machine cannot make namespaces.
-        RankError: a contestant failed.
     """
     rate = float(case.network.rate)
     payload = (

@@ -35,7 +35,6 @@ Figures = Mapping[str, Any]
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page beside its pictures."""
     path = folder / NAME
     path.write_text(render(folder), encoding="utf-8")
     return path

@@ -11,12 +11,11 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire_lab.contest.fingerprint import fingerprint
-from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.rank_program import Commands, meet, obey
 from gradwire_lab.contest.ranks import Message
 
 
@@ -24,17 +23,8 @@ class Worker:
     """A worker trains one replica."""
 
     def __init__(self, config: Message) -> None:
-        """Meet the other ranks.
-
-        Args:
-            config: rank, world, store (host and port), bound, pull.
-        """
-        self._rank: int = config["rank"]
-        world: int = config["world"]
-        store = TCPStore(
-            config["store_host"], config["store_port"], world, is_master=self._rank == 0
-        )
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=world)
+        """Meet the other ranks; config: bound and pull."""
+        self._rank, _ = meet(config)
         torch.manual_seed(0)
         self._model = DistributedDataParallel(
             torch.nn.Sequential(
@@ -72,7 +62,6 @@ class Worker:
         }
 
     def close(self) -> Message:
-        """Let go of everything, together with the other ranks."""
         self._attachment.detach()
         dist.destroy_process_group()
         return {}

@@ -29,19 +29,12 @@ def run_start(
     """Start jobs one after another, each of which sums exactly, with fresh engines.
 
     Args:
-        network: a name among `NETWORKS`.
-        ranks: the number of ranks.
         size: bytes of each rank's buffer.
-        jobs: how many start.
         progress: a function that is called with a line of text at each job.
 
     Returns:
         What `gradwire bench start --json` prints; the packets lost are those of a job at the ports,
         where these have queues.
-
-    Raises:
-        LabUnavailable: this machine cannot make namespaces.
-        RankError: a rank failed; the message names it.
     """
     entry = gradwire_all_reduce("exact")
     found: list[dict[str, Any]] = []

@@ -34,17 +34,11 @@ def run_ground(
 
     Args:
         ground: the network, the ranks and the sizes.
-        names: see `contestants`.
-        blocks: turns of each contestant.
         progress: a function that is called with a line of text at each turn.
         profile: a folder for a profile of each contestant's turns, by ``perf``.
 
     Returns:
         A cell for each size: what `gradwire bench transport --json` prints.
-
-    Raises:
-        LabUnavailable: this machine cannot make namespaces.
-        RankError: a contestant failed.
     """
     entries = contestants(ground.network, names)
     with contextlib.ExitStack() as stack:
@@ -106,7 +100,6 @@ class Meter:
     """A meter adds up what contestants take in their turns."""
 
     def __init__(self, race: Race) -> None:
-        """Start at nothing."""
         self._race = race
         self._sums: dict[str, dict[str, float]] = {}
         self._peaks: dict[str, float] = {}
@@ -145,7 +138,6 @@ class Meter:
 
         Args:
             name: the contestant's.
-            rounds: its rounds.
             moved: bytes of all ranks' buffers together.
         """
         seconds = [each.seconds for each in rounds]

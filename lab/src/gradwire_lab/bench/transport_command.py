@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gradwire_lab.bench.options import need_network
 from gradwire_lab.bench.transport_grid import (
     BFLOATS,
     NETWORKS,
@@ -22,9 +23,7 @@ from gradwire_lab.bench.transport_grid import (
     grounds,
     quick_grounds,
 )
-from gradwire_lab.network.network import probe
 
-_NO_NETWORK = 2
 _NARROWEST = 124
 """Columns that a table needs; a narrower terminal wraps its lines."""
 _CAPTION = (
@@ -80,10 +79,7 @@ def transport(
             _make_room(name, path)
     if profile is not None and shutil.which("perf") is None:
         raise typer.BadParameter(f"{profile}: there is no perf here", param_hint="--profile")
-    if (reason := probe()) is not None:
-        line = f"gradwire bench: no lab network on this machine: {reason}"
-        Console(stderr=True).print(line, markup=False)
-        raise typer.Exit(_NO_NETWORK)
+    need_network()
     cells: list[dict[str, Any]] = []
     with Console(stderr=True).status("") as status:
         for ground in chosen:

@@ -75,10 +75,7 @@ def grounds(
     """Return a ground for each network and number of ranks.
 
     Args:
-        networks: names among `NETWORKS`.
-        ranks: numbers of ranks.
         sizes: bytes of the buffers.
-        offloads: a name among `OFFLOADS`.
     """
     whole, udp = OFFLOADS[offloads]
     ordered = tuple(sorted(sizes))
@@ -107,7 +104,6 @@ def contestants(network: Preset, names: Collection[str] = ()) -> tuple[Entry, ..
     """Return the contestants, Gloo first.
 
     Args:
-        network: the network.
         names: those beside Gloo; all but `BFLOATS` if empty.
     """
     queue = network.queue if network.rate else 0

@@ -13,7 +13,13 @@ from typing import Any
 
 from gradwire.sim.fabric import Link
 from gradwire_lab.bench.networks import GIGABIT, Cell, run_networks
-from gradwire_lab.contest.measure import header_ideal
+from gradwire_lab.contest.measure import (
+    FRAME_PAYLOAD,
+    TCP_PAYLOAD,
+    all_reduce_payload,
+    header_ideal,
+)
+from gradwire_lab.network.presets import MAX_FRAME
 
 RANKS = 4
 ROUND_TRIPS = (0.0002, 0.001, 0.01, 0.04, 0.1)
@@ -26,13 +32,11 @@ QUEUE = 1 << 20
 """Bytes of a port's queue."""
 SEEDS = 3
 
-_SEGMENT = 1448
 _CUBIC_C, _CUBIC_BETA = 0.4, 0.7
-_MOVED = 1432 / 1514
+_MOVED = FRAME_PAYLOAD / MAX_FRAME
 
 
 def cells() -> list[Cell]:
-    """Return the networks of the map, by size, round trip and loss."""
     return [
         Cell(
             "where",
@@ -53,7 +57,6 @@ def tcp_rate(trip: float, loss: float, rate: float = GIGABIT) -> float:
     """Return the payload in bytes per second of a long TCP flow with CUBIC (RFC 9438, 5.1).
 
     Args:
-        trip: Seconds of a round trip.
         loss: Share of the packets that are lost, each by itself.
         rate: Bytes per second of the port, headers counted.
     """
@@ -62,7 +65,7 @@ def tcp_rate(trip: float, loss: float, rate: float = GIGABIT) -> float:
     shape = _CUBIC_C * (3.0 + _CUBIC_BETA) / (4.0 * (1.0 - _CUBIC_BETA))
     cubic = math.pow(shape, 0.25) * math.pow(trip / loss, 0.75)
     reno = math.sqrt(1.5 / loss)
-    return min(rate * _MOVED, max(cubic, reno) * _SEGMENT / trip)
+    return min(rate * _MOVED, max(cubic, reno) * TCP_PAYLOAD / trip)
 
 
 def tcp_seconds(size: int, trip: float, loss: float) -> float:
@@ -85,7 +88,7 @@ def run_map(jobs: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     places = [(size, trip, loss) for size in SIZES for trip in ROUND_TRIPS for loss in LOSSES]
     found = []
     for (size, trip, loss), row in zip(places, rows, strict=True):
-        ideal = header_ideal(size * 2 * (RANKS - 1) / RANKS, 8 * GIGABIT)
+        ideal = header_ideal(all_reduce_payload(size, RANKS), 8 * GIGABIT)
         ours = row["time"] * ideal if "failure" not in row else None
         theirs = tcp_seconds(size, trip, loss)
         found.append(

@@ -30,17 +30,10 @@ def round_trips(
     """Return the round-trip times of small datagrams between two hosts, one at a time.
 
     Args:
-        network: the network of the hosts.
-        source: the host that asks.
-        target: the host that answers.
-        count: how many.
         interval: seconds between an answer and the next question.
 
     Returns:
         Seconds; None for a datagram that was lost.
-
-    Raises:
-        LabUnavailable: one of the two programs failed.
     """
     server = network.spawn(
         target,
@@ -92,11 +85,7 @@ class DelayError:
 
 
 def delay_error(delay_s: float, count: int = 500) -> DelayError:
-    """Measure round trips over one wire and without it, on a network that is otherwise quiet.
-
-    Raises:
-        LabUnavailable: this machine can make no such network.
-    """
+    """Measure round trips over one wire and without it, on a network that is otherwise quiet."""
     with Network(2) as network:
         plain = _answered(round_trips(network, 0, 1, count))
     with Network(2, wires={0: Wire(delay_s)}) as network:
@@ -154,11 +143,6 @@ def wire_load(
     Args:
         rate: the rate of the ports, in bits per second.
         delay_s: the delay of each direction of the wire.
-        offloads: whether trains pass whole.
-        seconds: how long.
-
-    Raises:
-        LabUnavailable: this machine can make no such network.
     """
     bucket = 72 * KIB if offloads else 8 * KIB
     preset = Preset("trial", rate, 256 * KIB, bucket, offloads)

@@ -20,8 +20,6 @@ class Contestant(Protocol):
         """Connect, before anything is timed.
 
         Args:
-            rank: the rank of this process.
-            world: number of ranks.
             store: shared by this contestant's ranks and nobody else.
         """
 

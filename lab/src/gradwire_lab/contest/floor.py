@@ -49,7 +49,6 @@ class Floor:
         self._lost = 0
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Make a socket and learn those of the others."""
         self._window = self._queue // (world - 1) or _UNSHAPED_WINDOW
         train = min(_MOST_DATAGRAMS, max(1, self._window // 4 // _DATAGRAM))
         self._train = train * _DATAGRAM
@@ -76,7 +75,6 @@ class Floor:
         self._received = bytearray(1 << 16)
 
     def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any]:
-        """Send to every peer what an all-reduce would, and receive as much from each."""
         size = buffer.numel() * buffer.element_size()
         shard = -(-size // (len(self._peers) + 1))
         datagrams = 2 * -(-shard // _PAYLOAD)
@@ -133,10 +131,8 @@ class Floor:
         """Check nothing, because nothing is summed."""
 
     def report(self) -> dict[str, Any]:
-        """Return its counters, as gradwire's engine names them, and the bytes that got lost."""
         return {"engine": dict(self._counts), "lost": self._lost}
 
     def close(self) -> None:
-        """Close the socket."""
         self._poll.close()
         self._socket.close()

@@ -45,11 +45,9 @@ class GlooAllReduce:
         self._bfloats = bfloats
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Connect to the other ranks over the interface in ``GLOO_SOCKET_IFNAME``."""
         self._group = dist.ProcessGroupGloo(store, rank, world, self._timeout)
 
     def run_round(self, buffer: torch.Tensor) -> None:
-        """Sum the buffer over all ranks."""
         if not self._half:
             self._group.allreduce([as_bfloats(buffer) if self._bfloats else buffer]).wait()
             return
@@ -58,7 +56,6 @@ class GlooAllReduce:
         buffer.copy_(short)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Check that every element is the exact sum."""
         expected = sum(inputs.values())
         if self._bfloats:
             buffer = upper_halves(buffer)
@@ -66,11 +63,9 @@ class GlooAllReduce:
             raise ValueError(f"gloo: the sum is not {expected} everywhere")
 
     def report(self) -> dict[str, Any]:
-        """Return nothing."""
         return {}
 
     def close(self) -> None:
-        """Leave the group."""
         del self._group
 
 
@@ -81,7 +76,6 @@ class GlooOver(GlooAllReduce):
         """Choose the congestion control.
 
         Args:
-            congestion_control: its name.
             workers: how many of the ranks, the first ones, are workers.
             timeout_s: seconds that one sum may take.
         """
@@ -106,20 +100,16 @@ class GlooOver(GlooAllReduce):
             )
 
     def run_round(self, buffer: torch.Tensor) -> None:
-        """Sum the buffer over all workers."""
         if self._working:
             super().run_round(buffer)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Check that every element is the exact sum of the workers'."""
         if self._working:
             super().verify(buffer, {rank: inputs[rank] for rank in range(self._workers)})
 
     def close(self) -> None:
-        """Leave the group."""
         if self._working:
             super().close()
 
     def report(self) -> dict[str, Any]:
-        """Return the congestion control."""
         return {"congestion_control": self._congestion_control}

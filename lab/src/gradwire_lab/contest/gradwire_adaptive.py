@@ -27,7 +27,6 @@ class GradwireAdaptive:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
     def run_round(self, buffer: torch.Tensor) -> None:
-        """Average the buffer over all ranks, as the only bucket of a step."""
         if buffer.numel() not in self._states:
             model = torch.nn.Module()
             layer = model.layer = torch.nn.Parameter(torch.empty(1, buffer.numel()))
@@ -40,13 +39,11 @@ class GradwireAdaptive:
         """Check nothing, because the policy decides how exact it is."""
 
     def report(self) -> dict[str, Any]:
-        """Return the counters of the engine, which all states share."""
         for state, _ in self._states.values():
             return {"engine": state.pipeline.communicator.counters()}
         return {}
 
     def close(self) -> None:
-        """Close the engine and the group."""
         for state, _ in self._states.values():
             state.deactivate()
         dist.destroy_process_group()

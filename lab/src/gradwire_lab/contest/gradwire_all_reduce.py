@@ -39,13 +39,11 @@ class GradwireAllReduce:
         self._rounds: Rounds | None = None
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Open the engine and meet the other ranks."""
         self._rounds = Rounds(
             Communicator(store, rank, world, Settings.build({}), timeout_s=ROUND_TIMEOUT)
         )
 
     def run_round(self, buffer: torch.Tensor) -> None:
-        """Sum the buffer over all ranks."""
         assert self._rounds is not None
         if self._bfloats:
             self._rounds.run(
@@ -58,7 +56,6 @@ class GradwireAllReduce:
         self._delivered.append(min(self._rounds.run(buffer, plan).delivered))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Check the exact sum, or that each element is the sum of some contributions."""
         total = sum(inputs.values())
         if self._bfloats:
             buffer = upper_halves(buffer)
@@ -75,7 +72,6 @@ class GradwireAllReduce:
             raise ValueError(f"gradwire: values {values[:8]} where the sum is {total}")
 
     def report(self) -> dict[str, Any]:
-        """Return the counters of the engine and what was delivered."""
         assert self._rounds is not None
         delivered = self._delivered or [1.0]
         return {
@@ -85,6 +81,5 @@ class GradwireAllReduce:
         }
 
     def close(self) -> None:
-        """Close the engine."""
         if self._rounds is not None:
             self._rounds.close()

@@ -34,11 +34,9 @@ class GradwirePush:
 
         Args:
             bound: the bound of the whole buffer.
-            spend: what may be given up.
             schedule: seconds after a worker's first arrival, and the share that is enough then: so
                 the bound is spent. Without a bound nothing is given up at any time.
             control: "stream", or "probe" for the papers' passes.
-            options: settings besides the route.
             group: the group of endpoints; contestants of different groups share no engine.
         """
         self._control, self._group = control, group
@@ -51,7 +49,6 @@ class GradwirePush:
         self._server: ServerThread | None = None
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Open the engine: the server's on the last rank."""
         settings = self._settings
         if rank == world - 1:
             self._server = ServerThread(
@@ -83,11 +80,9 @@ class GradwirePush:
         """Check nothing, because no sums come back."""
 
     def report(self) -> dict[str, Any]:
-        """Return the counters of the worker's engine."""
         return {} if self._rounds is None else self._rounds.report()
 
     def close(self) -> None:
-        """Close the engine or stop the server."""
         if self._rounds is not None:
             self._rounds.close()
         if self._server is not None:

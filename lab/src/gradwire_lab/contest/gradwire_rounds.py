@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import torch
@@ -68,10 +69,10 @@ class Rounds:
 
 def counters_of(report: TransferReport) -> dict[str, Any]:
     """Return a transfer's counters, those of its round."""
-    passes = report.passes
     return {
-        **({"passes": passes} if passes else {}),
-        "delivered": list(report.delivered),
+        "passes": report.passes,
+        "delivered": statistics.fmean(report.delivered or [1.0]),
+        "layers": {},
         "bytes": report.bytes_sent,
         "packets": report.packets_sent,
         "retransmissions": report.retransmissions,

@@ -101,7 +101,6 @@ def summarize(seconds: Sequence[float], ideal: float, tail_rounds: int = TAIL_RO
     """Put times into numbers over the header ideal.
 
     Args:
-        seconds: the time of each round.
         ideal: header ideal, in seconds.
         tail_rounds: the rounds from which on a 99th percentile is given.
 
@@ -161,7 +160,6 @@ def processor_time(stat: str | None = None) -> ProcessorTime:
 
 
 def environment() -> dict[str, Any]:
-    """Describe the machine and the software, as JSON."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -7,17 +7,14 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradwire_lab.contest.interrupts import uninterrupted
-from gradwire_lab.contest.ranks import Message, Ranks
-from gradwire_lab.network.addresses import STORE_PORT
+from gradwire_lab.contest.job import Job
 from gradwire_lab.network.bursts import BurstTraffic, phase_of
 from gradwire_lab.network.clock import sleep_until
 from gradwire_lab.network.network import Network
 
-_SETUP_SECONDS = 120.0
 _ROUND_SECONDS = 60.0
 _LEAD_SECONDS = 0.003
 
@@ -69,7 +66,7 @@ class Round:
         return max(self.ranks)
 
 
-class Race:
+class Race(Job):
     """A race has one process per host, in which all contestants take turns in blocks of rounds.
 
     Blocks are interleaved so that whatever disturbs the machine disturbs all alike. All ranks
@@ -93,13 +90,11 @@ class Race:
             network: the hosts; rank k runs on host k.
             entries: the contestants, with different names.
             size: bytes of each rank's buffer, a multiple of 4.
-            env: additions to the ranks' environment.
             round_seconds: how long a round may take.
             pause: seconds before each round, in which a job would compute.
 
         Raises:
             ValueError: a size or a set of names that makes no sense.
-            RankError: a rank failed.
         """
         if size <= 0 or size % 4:
             raise ValueError("the buffer must have a positive number of float32 elements")
@@ -108,30 +103,10 @@ class Race:
         self.network = network
         self.size = size
         self._entries = list(entries)
-        self._round_seconds = round_seconds
         self._pause = pause
         self._verified: set[tuple[str, int]] = set()
-        configs = [self._config(rank) for rank in range(network.hosts)]
-        with uninterrupted():
-            self._ranks = Ranks(network.spawn, "gradwire_lab.contest.race_worker", configs, env=env)
-        try:
-            self._ranks.gather(time.monotonic() + _SETUP_SECONDS)
-        except BaseException:
-            self._ranks.kill()
-            raise
-
-    def _config(self, rank: int) -> Message:
-        return {
-            "rank": rank,
-            "world": self.network.hosts,
-            "bytes": self.size,
-            "store_host": self.network.address(0),
-            "store_port": STORE_PORT,
-            "entries": [
-                {"name": entry.name, "factory": entry.factory, "options": dict(entry.options)}
-                for entry in self._entries
-            ],
-        }
+        worker, entered = "gradwire_lab.contest.race_worker", [asdict(entry) for entry in entries]
+        super().__init__(network, worker, round_seconds, env=env, bytes=size, entries=entered)
 
     def run(
         self,
@@ -209,14 +184,7 @@ class Race:
         start = time.monotonic() + _LEAD_SECONDS
         verify = (name, size) not in self._verified
         self._verified.add((name, size))
-        command = {
-            "command": "round",
-            "contestant": name,
-            "start": start,
-            "size": size,
-            "verify": verify,
-        }
-        answers = self._ask(command)
+        answers = self.ask("round", contestant=name, start=start, size=size, verify=verify)
         return Round(
             start,
             tuple(float(answer["seconds"]) for answer in answers),
@@ -224,41 +192,10 @@ class Race:
         )
 
     def reports(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the reports of each contestant's ranks, by contestant and in rank order.
-
-        Raises:
-            RankError: a rank failed.
-        """
-        answers = self._ask({"command": "report"})
+        """Return the reports of each contestant's ranks, by contestant and in rank order."""
+        answers = self.ask("report")
         return {entry.name: [answer[entry.name] for answer in answers] for entry in self._entries}
 
     def usage(self) -> list[dict[str, float]]:
-        """Return what each rank's process has used so far, see `gradwire_lab.contest.usage`.
-
-        Raises:
-            RankError: a rank failed.
-        """
-        return self._ask({"command": "usage"})
-
-    def signal(self, rank: int, number: int) -> None:
-        """Send a signal to one rank's process."""
-        self._ranks.signal(rank, number)
-
-    def close(self) -> None:
-        """Let the contestants close, then end all ranks. May be called again."""
-        try:
-            self._ask({"command": "close"})
-        finally:
-            self._ranks.kill()
-
-    def _ask(self, command: Message) -> list[Message]:
-        return self._ranks.ask(command, time.monotonic() + self._round_seconds)
-
-    def __enter__(self) -> Race:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._ranks.kill()
+        """Return what each rank's process has used so far, see `gradwire_lab.contest.usage`."""
+        return self.ask("usage")

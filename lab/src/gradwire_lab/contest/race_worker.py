@@ -26,7 +26,6 @@ _CHECKED = 1 << 18
 
 
 def load(entry: dict[str, Any]) -> Contestant:
-    """Make the contestant that an entry names as ``module:class`` with options."""
     module, _, name = entry["factory"].partition(":")
     contestant: Contestant = getattr(importlib.import_module(module), name)(**entry["options"])
     return contestant
@@ -78,15 +77,12 @@ class Worker:
         return {"seconds": seconds, "details": details or {}}
 
     def usage(self) -> dict[str, float]:
-        """Return what this process has used so far."""
         return self._usage.so_far()
 
     def report(self) -> dict[str, Any]:
-        """Return each contestant's report."""
         return {name: contestant.report() for name, contestant in self._contestants.items()}
 
     def close(self) -> dict[str, Any]:
-        """Close all contestants."""
         for contestant in self._contestants.values():
             contestant.close()
         return {}

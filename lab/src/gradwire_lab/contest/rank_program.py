@@ -9,11 +9,21 @@ import traceback
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from gradwire_lab.contest.ranks import Message
 
 Commands = Mapping[str, Callable[..., Message]]
 """The parent's commands by name: each gets its arguments by name and returns the answer."""
+
+
+def meet(config: Message) -> tuple[int, int]:
+    """Join the other ranks of a `gradwire_lab.contest.job.Job`; return rank and world size."""
+    rank, world = config["rank"], config["world"]
+    store = TCPStore(config["store_host"], config["store_port"], world, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    return rank, world
 
 
 def obey(

@@ -81,11 +81,7 @@ class Ranks:
             spawn: starts a program on a host.
             module: the ranks' program, which runs `gradwire_lab.contest.rank_program.obey`.
             configs: the first message to each rank, in rank order.
-            env: additions to the ranks' environment.
             pass_fds: descriptors that they inherit under the same numbers.
-
-        Raises:
-            RankError: a rank ended at once.
         """
         self._ranks: list[_Rank] = []
         try:
@@ -125,9 +121,6 @@ class Ranks:
 
         Returns:
             The answers, in rank order.
-
-        Raises:
-            RankError: a rank failed or is late.
         """
         answers: dict[int, Message] = {}
         with selectors.DefaultSelector() as selector:

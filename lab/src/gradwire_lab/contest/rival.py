@@ -22,7 +22,6 @@ _PATIENCE = 10.0
 
 
 def receive(address: str) -> None:
-    """Read whatever comes on any connection."""
     listener = socket.create_server((address, PORT), backlog=256)
     listener.setblocking(False)
     selector = selectors.DefaultSelector()
@@ -62,7 +61,6 @@ def connect(address: str, congestion_control: str) -> socket.socket:
 
 
 def send(address: str, streams: int, congestion_control: str) -> None:
-    """Write to every connection as fast as it takes."""
     selector = selectors.DefaultSelector()
     for _ in range(streams):
         selector.register(connect(address, congestion_control), selectors.EVENT_WRITE)

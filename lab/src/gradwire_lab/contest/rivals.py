@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import tempfile
-from typing import Any
 
-from gradwire_lab.network.helper import helper_command
-from gradwire_lab.network.network import LabUnavailable, Network
+from gradwire_lab.network.network import Network
+from gradwire_lab.network.reporter import Reporter
 
 __all__ = ["RivalStreams"]
 
@@ -25,61 +20,29 @@ class RivalStreams:
 
         Args:
             network: a network with the source among its extra hosts.
-            streams: how many.
-            congestion_control: theirs.
             target: host that reads; its port is what is fought for.
-            source: host that writes.
-
-        Raises:
-            IndexError: there is no such host.
         """
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-        address = network.address(target)
-        ends = [
-            (target, helper_command("contest.rival", "receive", address, bare=True), self._log),
-            (
-                source,
-                helper_command(
-                    "contest.rival", "send", address, streams, congestion_control, bare=True
-                ),
-                subprocess.DEVNULL,
-            ),
-        ]
-        self._processes: list[subprocess.Popen[Any]] = []
-        for host, command, output in ends:
-            process = network.spawn(host, command, stdin=subprocess.DEVNULL, stdout=output)
-            self._processes.append(process)
+        name, address = "a rivals' end", network.address(target)
+        self._receiver = Reporter(name, network, target, "contest.rival", "receive", address)
+        arguments = ("send", address, streams, congestion_control)
+        self._sender = Reporter(name, network, source, "contest.rival", *arguments)
 
     def read(self) -> list[tuple[float, int]]:
         """Return what the streams delivered so far.
 
         It is a list of moments of ``time.monotonic()``, each with the bytes since the one before.
-
-        Raises:
-            LabUnavailable: one end has died.
         """
-        for process in self._processes:
-            if process.poll() is not None:
-                raise LabUnavailable(f"the rivals ended with status {process.returncode}")
-        size = os.fstat(self._log.fileno()).st_size
-        lines = os.pread(self._log.fileno(), size, 0).splitlines(keepends=True)
-        found = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        return [(float(each["at"]), int(each["bytes"])) for each in found]
+        self._sender.lines()
+        return [(float(each["at"]), int(each["bytes"])) for each in self._receiver.lines()]
 
     def sending(self) -> bool:
-        """Return whether the streams, which first connect one by one, have delivered anything.
-
-        Raises:
-            LabUnavailable: one end has died.
-        """
+        """Return whether the streams, which first connect one by one, have delivered anything."""
         return any(count for _, count in self.read())
 
     def close(self) -> None:
         """End both. May be called again."""
-        for process in reversed(self._processes):  # the sender ends first
-            process.kill()
-            process.wait()
-        self._log.close()
+        self._sender.close()  # it ends first
+        self._receiver.close()
 
     def __enter__(self) -> RivalStreams:
         return self
@@ -92,7 +55,6 @@ def goodput(read: list[tuple[float, int]], spans: list[tuple[float, float]]) -> 
     """Return the mean bytes per second within spans of time; None where nothing was seen in them.
 
     Args:
-        read: what `RivalStreams.read` returned.
         spans: starts and ends, in seconds of ``time.monotonic()``.
     """
     seconds = total = 0.0

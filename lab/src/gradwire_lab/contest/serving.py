@@ -37,11 +37,7 @@ class ServerThread:
         """Start; the workers, which it meets in the store, need not be there yet.
 
         Args:
-            store: the store of the job.
-            workers: how many push to it.
             index: which of the job's servers this is, from 0.
-            settings: the workers'.
-            group: theirs.
         """
         self._store = store
         self._workers, self._index = workers, index

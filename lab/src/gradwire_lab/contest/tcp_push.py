@@ -39,7 +39,6 @@ class TcpPush:
         self._received = bytearray()
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Make one connection from each worker to the server."""
         self._server = rank == world - 1
         if self._server:
             with socket.create_server((os.environ[ADDRESS_VARIABLE], 0), backlog=world) as listener:
@@ -57,7 +56,6 @@ class TcpPush:
                 use_congestion_control(connection, self._congestion_control)
 
     def run_round(self, buffer: torch.Tensor) -> None:
-        """Send the buffer, or on the server read as many bytes from every worker."""
         size = buffer.numel() * buffer.element_size()
         if self._server:
             self._read_from_all(size)
@@ -87,7 +85,6 @@ class TcpPush:
         return {"congestion_control": congestion_control_of(self._sockets[0])}
 
     def close(self) -> None:
-        """Close the connections."""
         for connection in self._sockets:
             with contextlib.suppress(OSError):
                 connection.close()

@@ -47,7 +47,6 @@ class TcpOverServers:
         """Choose TCP's congestion control.
 
         Args:
-            congestion_control: its name.
             workers: how many of the ranks, the first ones, are workers.
             elements: the number of elements of a buffer.
         """
@@ -61,7 +60,6 @@ class TcpOverServers:
         self._sums: NDArray[np.float32] = np.empty(0, np.float32)
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Connect every worker to every server."""
         self._servers = world - self._workers
         if rank >= self._workers:
             self._index = rank - self._workers
@@ -97,14 +95,12 @@ class TcpOverServers:
         return [found[rank] for rank in range(self._workers)]
 
     def run_round(self, buffer: torch.Tensor) -> None:
-        """Sum the buffer over all workers."""
         if self._index is None:
             _exchange(self._connections, np.array_split(buffer.numpy(), self._servers))
             return
         _sum(self._connections, self._parts, self._sums)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Check that every element is the exact sum of the workers'."""
         if self._index is not None:
             return
         expected = sum(inputs[rank] for rank in range(self._workers))
@@ -112,11 +108,9 @@ class TcpOverServers:
             raise ValueError(f"tcp: the sum is not {expected} everywhere")
 
     def report(self) -> dict[str, Any]:
-        """Return the congestion control."""
         return {"congestion_control": self._congestion_control}
 
     def close(self) -> None:
-        """Close the connections."""
         for connection in self._connections:
             connection.close()
 

@@ -15,7 +15,6 @@ class Usage:
     """A usage adds up what this process spends in rounds."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
         self._processor = self._aside = 0.0
         self._switches = self._calls = 0
 

@@ -27,12 +27,7 @@ class Bars(Audience):
     """Bars show each contestant's progress, its last communication time and its loss."""
 
     def __init__(self, console: Console, scenario: Scenario) -> None:
-        """Prepare the bars; they show while the ``with`` block lasts.
-
-        Args:
-            console: where the bars are.
-            scenario: the scenario of the demo.
-        """
+        """Prepare the bars; they show while the ``with`` block lasts."""
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description:<22}"),

@@ -113,8 +113,6 @@ def run_cases(scenarios: Sequence[Scenario], console: Console, command: str) -> 
 
     Args:
         scenarios: a scenario for each case; the second one is that of hosts far from each other.
-        console: shows the progress.
-        command: what was typed.
     """
     from gradwire_lab.demo.audience import Bars
     from gradwire_lab.demo.course import Outcome, run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gradwire_lab.contest.measure import softnet_drops
@@ -74,12 +74,7 @@ class Audience:
 
 
 def run(scenario: Scenario, audience: Audience) -> Outcome:
-    """Run the demo; an error ends it, and is in the outcome.
-
-    Args:
-        scenario: what to do.
-        audience: follows the progress.
-    """
+    """Run the demo; an error ends it, and is in the outcome."""
     outcome = Outcome(scenario, time.monotonic())
     try:
         with open_ground(scenario) as ground:
@@ -109,7 +104,7 @@ def _start(ground: Ground, scenario: Scenario) -> Ranks:
     """Start the ranks; their first answers are facts about model and text."""
     configs = [
         {
-            "scenario": scenario.as_json(),
+            "scenario": asdict(scenario),
             "rank": rank,
             "store_host": ground.store[0],
             "store_port": ground.store[1],

@@ -28,7 +28,6 @@ def write_figure(document: Document, path: Path) -> list[Path]:
     """Draw how long steps wait, and write the figures.
 
     Args:
-        document: the JSON of a demo.
         path: an SVG file; "-dark" is added for the dark form, and .json replaces .svg.
 
     Returns:

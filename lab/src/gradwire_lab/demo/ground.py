@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from gradwire_lab.contest.interrupts import uninterrupted
 from gradwire_lab.demo.scenario import Scenario
@@ -20,8 +20,8 @@ FORCE_LOOPBACK = "GRADWIRE_DEMO_LOOPBACK"
 _LOOPBACK = "127.0.0.1"
 
 
-class Ground(Protocol):
-    """A ground is what ranks run on.
+class Ground:
+    """A ground is what ranks run on: a lab network, or this machine's loopback.
 
     Attributes:
         preset: how the ports are shaped; None without a network.
@@ -29,84 +29,41 @@ class Ground(Protocol):
         traffic: the cross traffic, once started.
         reason: why there is no network; None if there is one.
         store: address and port for torch's store on rank 0.
+        parent: the process with which a rank must end by itself; 0 if it is killed anyway.
     """
 
-    preset: Preset | None
-    burst: Burst | None
-    traffic: BurstTraffic | None
-    reason: str | None
-    store: tuple[str, int]
+    def __init__(self, network: Network | None, reason: str | None = None) -> None:
+        self._network = network
+        self.reason = reason
+        self.preset: Preset | None = None
+        self.burst: Burst | None = None
+        self.traffic: BurstTraffic | None = None
+        self.parent = os.getpid()
+        if network is None:
+            with socket.create_server((_LOOPBACK, 0)) as free:
+                self.store = (_LOOPBACK, int(free.getsockname()[1]))
+            return
+        self.parent, self.preset = 0, network.preset
+        self.store = (network.address(0), STORE_PORT)
+        if network.extra_hosts:
+            self.burst = BURSTS[network.preset.name]
 
     def spawn(
         self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
         """Start a rank's program, with options of `subprocess.Popen`."""
-
-    @property
-    def parent(self) -> int:
-        """Return the process with which a rank must end by itself; 0 if it is killed anyway."""
-
-    def start_bursts(self) -> None:
-        """Let the cross traffic begin, where there is any."""
-
-    def dropped(self) -> int:
-        """Return the packets lost in the network so far, cross traffic included."""
-
-
-class _Hosts:
-    """This ground is a lab network, with a burst sender where something bursts."""
-
-    reason: str | None = None
-    parent = 0
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self.preset: Preset | None = network.preset
-        self.burst: Burst | None = BURSTS[network.preset.name] if network.extra_hosts else None
-        self.traffic: BurstTraffic | None = None
-        self.store = (network.address(0), STORE_PORT)
-
-    def spawn(
-        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
-    ) -> subprocess.Popen[Any]:
-        return self._network.spawn(rank, command, env=env, **options)
-
-    def start_bursts(self) -> None:
-        if self.burst is not None:
-            with uninterrupted():
-                self.traffic = BurstTraffic(self._network, self.burst)
-
-    def dropped(self) -> int:
-        return self._network.lost_packets()
-
-
-class _Loopback:
-    """This ground has all ranks on this machine's loopback."""
-
-    preset: Preset | None = None
-    burst: Burst | None = None
-    traffic: BurstTraffic | None = None
-
-    def __init__(self, reason: str) -> None:
-        self.reason: str | None = reason
-        with socket.create_server((_LOOPBACK, 0)) as free:
-            self.store: tuple[str, int] = (_LOOPBACK, free.getsockname()[1])
-
-    @property
-    def parent(self) -> int:
-        return os.getpid()
-
-    def spawn(
-        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
-    ) -> subprocess.Popen[Any]:
+        if self._network is not None:
+            return self._network.spawn(rank, command, env=env, **options)
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env}
         return subprocess.Popen(command, env=env, **options)
 
     def start_bursts(self) -> None:
-        """Nothing bursts on loopback."""
+        if self._network is not None and self.burst is not None:
+            with uninterrupted():
+                self.traffic = BurstTraffic(self._network, self.burst)
 
     def dropped(self) -> int:
-        return 0
+        return 0 if self._network is None else self._network.lost_packets()
 
 
 @contextmanager
@@ -118,7 +75,7 @@ def open_ground(scenario: Scenario) -> Iterator[Ground]:
     """
     reason = why_not(scenario)
     if reason is not None:
-        yield _Loopback(reason)
+        yield Ground(None, reason)
         return
     wire = Wire(delay_s=scenario.round_trip_s / 4, loss=1.0 - (1.0 - scenario.loss) ** 0.5)
     with uninterrupted():
@@ -129,7 +86,7 @@ def open_ground(scenario: Scenario) -> Iterator[Ground]:
             wires=dict.fromkeys(range(scenario.ranks), wire) if scenario.far else None,
         )
     with lab:
-        hosted = _Hosts(lab)
+        hosted = Ground(lab)
         try:
             yield hosted
         finally:

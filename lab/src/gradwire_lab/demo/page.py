@@ -14,7 +14,6 @@ from gradwire_lab.report.words import filled
 
 
 def render(document: Document) -> str:
-    """Return the page as text."""
     columns, cells = _table(document)
     far = document["far"]
     far_columns, far_cells = _table(far) if far else ([], [])
@@ -36,5 +35,4 @@ def _table(document: Document) -> tuple[list[str], list[list[str]]]:
 
 
 def write_page(document: Document, path: Path) -> None:
-    """Write the page to a file."""
     path.write_text(render(document), encoding="utf-8")

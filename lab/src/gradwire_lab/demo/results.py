@@ -54,8 +54,6 @@ def document(outcome: Outcome, command: str, far: Outcome | None = None) -> dict
     """Put everything that is known about a demo into JSON; non-finite numbers become null.
 
     Args:
-        outcome: what was measured.
-        command: what was typed.
         far: what was measured where hosts are far from each other, if that came after it.
     """
     known: dict[str, Any] = finite(_document(outcome, command))
@@ -78,7 +76,7 @@ def _document(outcome: Outcome, command: str) -> dict[str, Any]:
         "reason": ground.reason if ground else None,
         "network": asdict(preset) if preset else None,
         "bursts": asdict(ground.burst) if ground and ground.burst else None,
-        "scenario": scenario.as_json(),
+        "scenario": asdict(scenario),
         "model": outcome.facts,
         "payload_bytes": payload,
         "header_ideal_s": ideal,

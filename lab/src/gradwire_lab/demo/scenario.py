@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gradwire_lab.training.recipe import Entry, Recipe
 
@@ -72,16 +70,6 @@ class Scenario(Recipe):
     def far(self) -> bool:
         """Whether the hosts are far from each other."""
         return self.round_trip_s > 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the scenario as plain values."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Scenario:
-        """Return the scenario that `as_json` was made from."""
-        entries = tuple(Entry(**entry) for entry in values["entries"])
-        return Scenario(**{**values, "entries": entries})
 
 
 def scenarios_of(

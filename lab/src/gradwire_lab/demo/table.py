@@ -32,7 +32,6 @@ COLUMNS = (
 
 
 def rows(document: Document) -> list[list[str]]:
-    """Return a row for each contestant, and one for the header ideal where there is one."""
     ideal = document["header_ideal_s"]
     labels = {entry["name"]: entry["label"] for entry in document["contestants"]}
     cells = [_row(entry, ideal, labels) for entry in document["contestants"]]

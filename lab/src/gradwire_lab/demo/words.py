@@ -64,7 +64,7 @@ def headline(document: Document) -> str:
     """Return one sentence with what matters most."""
     if document["error"]:
         return f"The demo ended early: {document['error']}"
-    if document["scenario"]["round_trip_s"] and document["mode"] != "loopback":
+    if _is_far(document):
         return _far_headline(document)
     if document["mode"] != "loopback" and (few := _few_steps(document)) is not None:
         return f"Everything works, but {few[0].lower()}{few[1:]}"
@@ -84,6 +84,10 @@ def headline(document: Document) -> str:
         f"Over {ours['label']} the model trains {_faster(document, ours)} while the network "
         f"bursts, to a held-out loss of {losses}."
     )
+
+
+def _is_far(document: Document) -> bool:
+    return document["mode"] != "loopback" and bool(document["scenario"]["round_trip_s"])
 
 
 def _far_headline(document: Document) -> str:
@@ -180,7 +184,7 @@ def notes(document: Document) -> list[str]:
     if not document["contestants"]:
         return []
     lines = []
-    far = bool(document["scenario"]["round_trip_s"]) and document["mode"] != "loopback"
+    far = _is_far(document)
     if document["mode"] != "loopback" and not far and _few_steps(document) is None:
         lines += [_speed_note(document, entry) for entry in _compared(document)]
     if document["mode"] == "loopback":

@@ -14,6 +14,7 @@ from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
 from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.network.kernel import die_with_parent
+from gradwire_lab.scenario.reader import build
 from gradwire_lab.training.rank import TrainingRank
 from gradwire_lab.training.text import load
 from gradwire_lab.training.trainee import Trainee
@@ -32,7 +33,7 @@ class Worker(TrainingRank[Trainee]):
                 its packets), line (descriptor of the start line's memory).
             tell: a function that is called with each step.
         """
-        scenario = Scenario.from_json(config["scenario"])
+        scenario = build(Scenario, config["scenario"], "scenario")
         super().__init__(config, scenario.ranks, _GROUP_SECONDS, tell)
         text = load()
         for entry in scenario.entries:

@@ -1,6 +1,6 @@
 """A lab network on one machine has hosts, switches, queues and bursts."""
 
-from gradwire_lab.network.bursts import BurstRecord, BurstTraffic, windows
+from gradwire_lab.network.bursts import BurstRecord, BurstTraffic
 from gradwire_lab.network.leaves import Leaves
 from gradwire_lab.network.network import LabUnavailable, Network, probe
 from gradwire_lab.network.presets import (
@@ -35,5 +35,4 @@ __all__ = [
     "Wire",
     "WireStats",
     "probe",
-    "windows",
 ]

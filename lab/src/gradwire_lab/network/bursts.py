@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from gradwire_lab.network.helper import helper_command
-from gradwire_lab.network.network import LabUnavailable, Network
+from gradwire_lab.network.network import Network
 from gradwire_lab.network.presets import Burst
+from gradwire_lab.network.reporter import Reporter
 
 _LEAD_SECONDS = 0.5
 _GOLDEN = 0.618
@@ -37,23 +32,6 @@ class BurstRecord:
     planned: int = 0
 
 
-def windows(burst: Burst, origin: float, since: float, until: float) -> Iterator[BurstRecord]:
-    """Return the bursts as planned that overlap a span of time.
-
-    Args:
-        burst: their rate and rhythm.
-        origin: time of phase zero, in seconds of ``time.monotonic()``.
-        since: start of the span.
-        until: end of the span.
-    """
-    first = origin + burst.phase
-    number = max(0, int((since - first - burst.on) // burst.period) + 1)
-    while (start := first + number * burst.period) < until:
-        size = int(burst.rate * burst.on / 8)
-        yield BurstRecord(start, start + burst.on, size, size)
-        number += 1
-
-
 def phase_of(turn: int, burst: Burst) -> float:
     """Return where in a burst's period a turn begins, in seconds.
 
@@ -62,7 +40,7 @@ def phase_of(turn: int, burst: Burst) -> float:
     return turn * _GOLDEN % 1.0 * burst.period
 
 
-class BurstTraffic:
+class BurstTraffic(Reporter):
     """Burst traffic goes from an extra host into a host's port while a ``with`` block lasts.
 
     The schedule follows the clock and nothing else: burst k starts at
@@ -83,14 +61,11 @@ class BurstTraffic:
 
         Args:
             network: a network with at least one extra host.
-            burst: rate and rhythm.
-            target: host whose port is hit.
             source: host that sends; the first extra one if not given.
             origin: time of phase zero, in seconds of ``time.monotonic()``; soon if not given.
 
         Raises:
             ValueError: the network has no extra host and no source is given.
-            IndexError: there is no such host.
         """
         if source is None:
             if network.extra_hosts == 0:
@@ -99,15 +74,10 @@ class BurstTraffic:
         self.burst = burst
         self.target = target
         self.origin = time.monotonic() + _LEAD_SECONDS if origin is None else origin
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         schedule = json.dumps({**asdict(burst), "origin": self.origin})
-        self._process = network.spawn(
-            source,
-            helper_command(
-                "network.burst_sender", network.discard_address(target), schedule, bare=True
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
+        address = network.discard_address(target)
+        super().__init__(
+            "the burst sender", network, source, "network.burst_sender", address, schedule
         )
 
     def next_phase(self, offset: float = 0.0, *, after: float | None = None) -> float:
@@ -126,47 +96,9 @@ class BurstTraffic:
         return first + number * self.burst.period
 
     def records(self) -> list[BurstRecord]:
-        """Return the bursts sent so far.
-
-        Raises:
-            LabUnavailable: the sender has died.
-        """
-        self._check()
-        size = os.fstat(self._log.fileno()).st_size
-        lines = os.pread(self._log.fileno(), size, 0).splitlines(keepends=True)
-        return [_record(json.loads(line)) for line in lines if line.endswith(b"\n")]
-
-    @property
-    def pid(self) -> int:
-        """Return the id of the process that sends."""
-        return self._process.pid
+        """Return the bursts sent so far."""
+        return [BurstRecord(**line) for line in self.lines()]
 
     def sending(self) -> bool:
-        """Return whether it has sent a burst.
-
-        Raises:
-            LabUnavailable: the sender has died.
-        """
-        return bool(self.records())
-
-    def close(self) -> None:
-        """Stop sending. May be called again."""
-        self._process.kill()  # kill() ignores a process that has ended
-        self._process.wait()
-        self._log.close()
-
-    def _check(self) -> None:
-        if self._process.poll() is not None:
-            raise LabUnavailable(f"the burst sender ended with status {self._process.returncode}")
-
-    def __enter__(self) -> BurstTraffic:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _record(fields: dict[str, Any]) -> BurstRecord:
-    return BurstRecord(
-        float(fields["start"]), float(fields["stop"]), int(fields["bytes"]), int(fields["planned"])
-    )
+        """Return whether it has sent a burst."""
+        return bool(self.lines())

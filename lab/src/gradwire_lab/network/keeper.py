@@ -17,13 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gradwire_lab.network.channel import MAX_MESSAGE
 from gradwire_lab.network.kernel import CLONE_NEWNET, enter_user_namespace, unshare
 from gradwire_lab.network.leaves import Leaves
 from gradwire_lab.network.presets import Preset
 from gradwire_lab.network.tap import TapUnavailable
 from gradwire_lab.network.wire import Wire
-
-MAX_MESSAGE = 1 << 16
 
 
 def make_namespace() -> int | None:
@@ -70,31 +69,26 @@ def serve(channel: socket.socket, owner: int, topology: Any) -> None:
         if not message:
             return
         request = json.loads(message)
+        ask = request["ask"]
         try:
             answer = obey(request, topology)
         except Exception as error:  # the owner raises it, whatever it is
-            answer = {"error": f"{request['ask']}: {error}"}
+            answer = {"error": f"{ask}: {error}"}
         channel.send(json.dumps(answer).encode())
 
 
 def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
-    """Do one thing that the owner asks for."""
-    if request["ask"] == "port statistics":
-        return {"stats": topology.port_stats(request["host"])}
-    if request["ask"] == "uplink statistics":
-        return {"stats": topology.switches.uplink_stats(request["leaf"])}
-    if request["ask"] == "uplink wire statistics":
-        return {"stats": topology.switches.wire_stats(request["leaf"])}
-    if request["ask"] == "loss":
-        for host, direction, rate in request["changes"]:
-            topology.set_loss(host, direction, rate)
-    elif request["ask"] == "rate":
-        topology.set_rate(request["host"], request["rate"])
-    elif request["ask"] == "wire":
-        topology.wires.set(request["host"], Wire(**request["wire"]), request["directions"])
-    elif request["ask"] == "wire statistics":
-        return {"stats": topology.wires.stats(request["host"])}
-    return {}
+    """Do one thing that the owner asks for, with the arguments that it names."""
+    asks = {
+        "port statistics": topology.port_stats,
+        "uplink statistics": topology.switches.uplink_stats,
+        "uplink wire statistics": topology.switches.wire_stats,
+        "wire statistics": topology.wires.stats,
+        "loss": topology.set_loss,
+        "rate": topology.set_rate,
+        "wire": topology.set_wire,
+    }
+    return asks[request.pop("ask")](**request) or {}
 
 
 def make_plan(request: dict[str, Any]) -> Any:

@@ -43,9 +43,6 @@ def die_with_parent(parent: int) -> None:
 
     Args:
         parent: process id of the parent, which may have died already.
-
-    Raises:
-        OSError: the call is not there.
     """
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() != parent:

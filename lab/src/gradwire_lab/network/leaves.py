@@ -29,7 +29,6 @@ class Leaves:
         """Return the leaf that a host is on: in rank order, as many on each as can be.
 
         Args:
-            host: number of the host.
             hosts: how many there are, those for cross traffic left out, which are on the spine.
         """
         return host * self.count // hosts

@@ -1,6 +1,6 @@
 """The threads of this process carry frames between TAP devices.
 
-Its arguments are the process id of the keeper and the descriptor of a socket to it. It does what
+Its arguments are the descriptor of a socket to the keeper and the process id of that. It does what
 the keeper asks for and dies with it.
 """
 
@@ -14,9 +14,8 @@ import sys
 from typing import Any
 
 from gradwire_lab import _link
+from gradwire_lab.network.channel import MAX_MESSAGE
 from gradwire_lab.network.kernel import die_with_parent
-
-MAX_MESSAGE = 1 << 16
 
 
 def obey(
@@ -41,8 +40,8 @@ def main(arguments: list[str]) -> None:
     """Carry frames until the keeper is gone."""
     # Ctrl-C is for the keeper, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(int(arguments[0]))
-    channel = socket.socket(fileno=int(arguments[1]))
+    channel = socket.socket(fileno=int(arguments[0]))
+    die_with_parent(int(arguments[1]))
     links: dict[int, _link.TapLink] = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, 2)

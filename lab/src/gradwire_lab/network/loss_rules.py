@@ -40,20 +40,13 @@ class LossRules:
         self._sequence = 0
 
     def set(self, device: str, rate: float) -> None:
-        """Drop this share of what arrives at a device; 0 takes the rule away.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """Drop this share of what arrives at a device; 0 takes the rule away."""
         self._replace(device, _by_chance(rate) if rate > 0 else None)
 
     def set_longest(self, device: str, longest: int) -> None:
         """Drop what is longer than this many bytes, IP header included, and report nothing.
 
         A train counts as one packet. 0 takes the rule away, which is also that of `set`.
-
-        Raises:
-            OSError: the kernel refuses.
         """
         self._replace(device, _longer_than(longest) if longest else None)
 

@@ -18,7 +18,7 @@ from gradwire_lab.network.addresses import (
     discard_address,
     host_address,
 )
-from gradwire_lab.network.channel import KeeperChannel, LabUnavailable
+from gradwire_lab.network.channel import Channel, LabUnavailable
 from gradwire_lab.network.helper import helper_command
 from gradwire_lab.network.leaves import Leaves
 from gradwire_lab.network.presets import NETWORK_A, Preset
@@ -38,7 +38,9 @@ class Network:
 
     Hosts are network namespaces without names, held by a helper process. They are made as root or,
     through a user namespace, as an ordinary user, and nothing is left of them when this object is
-    closed or its process dies, however it dies: programs on the hosts are killed then.
+    closed or its process dies, however it dies: programs on the hosts are killed then. Whatever is
+    asked of it then raises LabUnavailable, as does what the kernel cannot do; a host that it has
+    not raises IndexError.
 
     Hosts 0 … ``hosts`` - 1 have the preset's ports. The ``extra_hosts`` after them are for cross
     traffic: their way into the switch, or the spine, is never the bottleneck.
@@ -62,7 +64,6 @@ class Network:
         """Make the network.
 
         Args:
-            hosts: number of hosts.
             preset: rate and queue of the ports.
             ports: the ports of single hosts, by number, where they differ; offloads are as
                 everybody's.
@@ -114,7 +115,7 @@ class Network:
         self.congestion_control = congestion_control
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[Any]] = []
-        self._keeper = KeeperChannel()
+        self._keeper = Channel("network.keeper", "the network is closed")
         try:
             self._namespaces, self._user_namespace = self._build()
         except BaseException:
@@ -135,9 +136,7 @@ class Network:
             "ports": {host: asdict(port) for host, port in self.ports.items()},
         }
         # The answer brings a namespace for each host, and the user namespace if one was made.
-        answer, namespaces = self._keeper.ask(
-            plan, "the lab's helper process gave no answer", count + 1
-        )
+        answer, namespaces = self._keeper.ask(plan, receive=count + 1)
         user = namespaces.pop() if answer["user_namespace"] else None
         self.wires_by: str | None = answer["wires_by"]
         return namespaces, user
@@ -168,14 +167,10 @@ class Network:
         address in ``GRADWIRE_LAB_ADDRESS``.
 
         Args:
-            host: which one.
-            command: the program and its arguments.
             env: additions to this process's environment.
             pass_fds: descriptors that it inherits under the same numbers.
-            options: options of `subprocess.Popen`.
 
         Raises:
-            IndexError: there is no such host.
             OSError: the process cannot be started.
         """
         self._check(host)
@@ -206,46 +201,36 @@ class Network:
             self._processes.append(process)
         return process
 
-    def port_stats(self, host: int) -> PortStats:
-        """Return what both queues of a host's port have seen since the network was made.
+    def _ask(self, ask: str, **arguments: Any) -> dict[str, Any]:
+        answer, _ = self._keeper.ask({"ask": ask, **arguments})
+        return answer
 
-        Raises:
-            IndexError: there is no such host.
-            LabUnavailable: the network is closed.
-        """
+    def port_stats(self, host: int) -> PortStats:
+        """Return what both queues of a host's port have seen since the network was made."""
         self._check(host)
-        answer, _ = self._keeper.ask({"ask": "port statistics", "host": host})
-        return port_stats(answer["stats"])
+        return port_stats(self._ask("port statistics", number=host))
 
     def uplink_stats(self, leaf: int) -> PortStats:
-        """Return what both queues of a leaf's uplink have seen since the network was made.
-
-        Raises:
-            IndexError: there is no such leaf.
-            LabUnavailable: the network is closed.
-        """
-        return port_stats(self._ask_of_leaf("uplink statistics", leaf))
+        """Return what both queues of a leaf's uplink have seen since the network was made."""
+        self._check_leaf(leaf)
+        return port_stats(self._ask("uplink statistics", leaf=leaf))
 
     def uplink_wire_stats(self, leaf: int) -> dict[str, WireStats]:
         """Return the counters of a leaf's uplink, as `wire_stats` has them; only with `ecn`.
 
         Raises:
-            IndexError: there is no such leaf.
             ValueError: uplinks do not mark, so they have no such link.
-            LabUnavailable: the link has failed, or the network is closed.
         """
         if not self.ecn:
             raise ValueError("uplinks are veth pairs; see ecn= of Network")
-        stats = self._ask_of_leaf("uplink wire statistics", leaf)
+        self._check_leaf(leaf)
+        stats = self._ask("uplink wire statistics", leaf=leaf)
         return {name: wire_stats(counters) for name, counters in stats.items()}
 
-    def _ask_of_leaf(self, ask: str, leaf: int) -> dict[str, Any]:
+    def _check_leaf(self, leaf: int) -> None:
         count = 0 if self.leaves is None else self.leaves.count
         if not 0 <= leaf < count:
             raise IndexError(f"no leaf {leaf} among {count}")
-        answer, _ = self._keeper.ask({"ask": ask, "leaf": leaf})
-        stats: dict[str, Any] = answer["stats"]
-        return stats
 
     def lost_packets(self) -> int:
         """Count the packets that went into a switch and neither came out to a host nor wait in one.
@@ -265,29 +250,25 @@ class Network:
                 whole: see `Preset.offloads`.
 
         Raises:
-            IndexError: there is no such host.
             ValueError: a direction or a chance that is none.
-            LabUnavailable: the kernel cannot do that, or the network is closed.
         """
         wanted = list(changes)
         for host, direction, rate in wanted:
             self._check(host)
             if direction not in ("uplink", "downlink") or not 0 <= rate <= 1:
                 raise ValueError(f"loss of {rate!r} on the {direction!r} of host {host}")
-        self._keeper.ask({"ask": "loss", "changes": wanted})
+        self._ask("loss", changes=wanted)
 
     def set_rate(self, host: int, rate: int) -> None:
         """Change the rate of a host's port, in both directions and in bits per second.
 
         Raises:
-            IndexError: there is no such host.
             ValueError: a rate that is not positive.
-            LabUnavailable: the network is closed.
         """
         self._check(host)
         if rate <= 0:
             raise ValueError(f"rate={rate!r}: must be positive")
-        self._keeper.ask({"ask": "rate", "host": host, "rate": rate})
+        self._ask("rate", number=host, rate=rate)
 
     def set_wire(
         self, host: int, wire: Wire, *, directions: Iterable[str] = ("uplink", "downlink")
@@ -297,14 +278,10 @@ class Network:
         What travels already arrives when it was due.
 
         Args:
-            host: a host of `wires`.
-            wire: what it shall do.
             directions: "uplink" (from the host), "downlink" (to it).
 
         Raises:
-            IndexError: there is no such host.
             ValueError: a direction that is none, a host without a wire, or with `ecn` a rate.
-            LabUnavailable: the wire has failed, or the network is closed.
         """
         wanted = list(directions)
         self._check_wire(host)
@@ -312,20 +289,17 @@ class Network:
             raise ValueError(f"directions {wanted!r}: allowed are uplink, downlink")
         if self.ecn and wire.rate:
             raise ValueError("wire: with ecn it has the port's rate; a rate is not allowed")
-        request = {"ask": "wire", "host": host, "wire": asdict(wire), "directions": wanted}
-        self._keeper.ask(request)
+        self._ask("wire", number=host, wire=asdict(wire), directions=wanted)
 
     def wire_stats(self, host: int) -> dict[str, WireStats]:
         """Return what the wire of a host has seen since the network was made: "uplink", "downlink".
 
         Raises:
-            IndexError: there is no such host.
             ValueError: a host without a wire.
-            LabUnavailable: the wire has failed, or the network is closed.
         """
         self._check_wire(host)
-        answer, _ = self._keeper.ask({"ask": "wire statistics", "host": host})
-        return {name: wire_stats(counters) for name, counters in answer["stats"].items()}
+        stats = self._ask("wire statistics", number=host)
+        return {name: wire_stats(counters) for name, counters in stats.items()}
 
     @property
     def pid(self) -> int:

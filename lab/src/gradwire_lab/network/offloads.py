@@ -23,10 +23,6 @@ def active_offloads(device: str) -> set[str]:
 def switch_offloads_off(device: str, *, udp_only: bool = False) -> None:
     """Turn GSO, TSO, USO and GRO off on a device of the present network namespace.
 
-    Args:
-        device: its name.
-        udp_only: only USO goes off.
-
     Raises:
         OSError: the kernel kept one of them on.
     """

@@ -20,9 +20,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
 
     Args:
         netlink: a socket inside the device's namespace.
-        index: the index of the device.
         preset: rate, queue and bucket.
-        verb: "add" or "change".
     """
     netlink.tc(
         verb,
@@ -35,11 +33,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
 
 
 def queue_stats(netlink: Any, index: int) -> dict[str, int]:
-    """Return what a device's queue has seen since it was made: fields of `network.QueueStats`.
-
-    Raises:
-        OSError: it is gone.
-    """
+    """Return what a device's queue has seen since it was made: fields of `network.QueueStats`."""
     for queue in netlink.get_qdiscs(index=index):
         if queue.get_attr("TCA_KIND") == "tbf":
             stats = queue.get_attr("TCA_STATS2")

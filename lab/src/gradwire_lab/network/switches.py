@@ -48,7 +48,6 @@ class Switches:
 
         Raises:
             OSError: the kernel cannot or may not do one of the steps.
-            pyroute2.NetlinkError: likewise.
         """
         self._near = near
         self._netlink = near("").netlink
@@ -91,12 +90,7 @@ class Switches:
         return first, second
 
     def connect(self, number: int, port: int) -> None:
-        """Put a host's port where it belongs, and enter the way to the host in every switch.
-
-        Args:
-            number: the number of the host.
-            port: index of the device.
-        """
+        """Put a host's port where it belongs, and enter the way to the host in every switch."""
         self._join(port, self._bridge_of(number))
         self._know(number, port)
         if self._leaves is None:

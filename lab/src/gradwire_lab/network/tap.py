@@ -29,10 +29,6 @@ def open_tap(name: str, *, offloads: bool) -> tuple[int, bool]:
 
     Frames have a virtio-net header, so that checksums are left out, as on a veth pair.
 
-    Args:
-        name: the name of the device.
-        offloads: whether trains pass whole.
-
     Returns:
         The descriptor, and whether UDP trains pass whole too (TCP ones always do).
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -98,13 +99,9 @@ class Topology:
     def __init__(self, plan: Plan) -> None:
         """Build it.
 
-        Args:
-            plan: what to build.
-
         Raises:
             OSError: the kernel cannot or may not do one of the steps.
             TapUnavailable: it lets the caller make no wires.
-            pyroute2.NetlinkError: likewise.
         """
         self._plan = plan
         self._rules: dict[int, LossRules] = {}
@@ -202,18 +199,18 @@ class Topology:
             stats["downlink"]["packets"] = arrived
         return stats
 
-    def set_loss(self, number: int, direction: str, rate: float) -> None:
-        """Drop packets by chance where they have crossed a host's uplink or downlink.
+    def set_loss(self, changes: Iterable[tuple[int, str, float]]) -> None:
+        """Drop packets by chance where they have crossed a host's uplink or downlink."""
+        for number, direction, rate in changes:
+            up = direction == "uplink"
+            namespace = self._switch_namespace if up else self.hosts[number].namespace
+            if namespace not in self._rules:
+                setns(namespace, CLONE_NEWNET)
+                self._rules[namespace] = LossRules()
+            self._rules[namespace].set(f"port{number}" if up else INTERFACE, rate)
 
-        Raises:
-            OSError: the kernel cannot do that.
-        """
-        up = direction == "uplink"
-        namespace = self._switch_namespace if up else self.hosts[number].namespace
-        if namespace not in self._rules:
-            setns(namespace, CLONE_NEWNET)
-            self._rules[namespace] = LossRules()
-        self._rules[namespace].set(f"port{number}" if up else INTERFACE, rate)
+    def set_wire(self, number: int, wire: dict[str, Any], directions: list[str]) -> None:
+        self.wires.set(number, Wire(**wire), directions)
 
     def set_rate(self, number: int, rate: int) -> None:
         """Change the rate of a host's port in both directions, in bits per second."""
@@ -227,7 +224,6 @@ class Topology:
             shape(self._switch, host.downlink, changed, "change")
 
     def close(self) -> None:
-        """Stop what is at work, all hosts' processes included."""
         self.kill_everything()
         self.wires.close()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gradwire_lab.network.presets import Preset
-from gradwire_lab.network.tap_links import TapLinks, make_pair
+from gradwire_lab.network.tap_links import TapLinks
 from gradwire_lab.network.wire import Wire
 
 _RING = 4096
@@ -53,22 +53,17 @@ class Wires:
 
         Args:
             switch: a socket inside the switch's namespace.
-            switch_namespace: descriptor of that.
-            offloads: whether trains pass whole.
         """
         self._switch = switch
-        self._switch_namespace = switch_namespace
-        self._offloads = offloads
-        self._links = TapLinks()
+        self._links = TapLinks(switch_namespace, offloads=offloads)
         self._ends: dict[int, dict[str, _End]] = {}
-        self._carriers: set[str] = set()
         self._wires: dict[tuple[int, str], Wire] = {}
         self._queues: dict[tuple[int, str], tuple[int, int, int]] = {}
 
     @property
     def carrier(self) -> str | None:
         """Name what carries packets over the wires, for results; None without wires."""
-        return ", ".join(sorted(self._carriers)) or None
+        return ", ".join(sorted(self._links.carriers)) or None
 
     def add(self, number: int, near: Near, port: str, seed: int) -> None:
         """Make a link's devices and start what is between them, which does nothing yet.
@@ -83,11 +78,7 @@ class Wires:
             TapUnavailable: the machine lets the caller make none.
             OSError: the thread does not start.
         """
-        pair = make_pair(
-            near.namespace, near.name, self._switch_namespace, port, offloads=self._offloads
-        )
-        self._links.add(number, pair, seed << 8 | number)
-        self._carriers.add(pair.carrier)
+        self._links.add(number, near.namespace, near.name, port, seed << 8 | number)
         (uplink,) = near.netlink.link_lookup(ifname=near.name)
         (downlink,) = self._switch.link_lookup(ifname=port)
         near.netlink.link("set", index=uplink, txqlen=_RING)
@@ -98,11 +89,7 @@ class Wires:
         }
 
     def set(self, number: int, wire: Wire, directions: Iterable[str]) -> None:
-        """Change what directions of a link do; a queue that `mark` gave them stays.
-
-        Raises:
-            OSError: the wire has failed.
-        """
+        """Change what directions of a link do; a queue that `mark` gave them stays."""
         for direction in directions:
             self._wires[number, direction] = wire
             if queue := self._queues.get((number, direction)):
@@ -115,13 +102,8 @@ class Wires:
         """Have a direction of a link be a port's queue, which marks: the kernel's cannot.
 
         Args:
-            number: the number of the link.
-            direction: the direction.
             preset: rate and queue of the port.
             ecn: occupancy above which packets are marked, in bytes.
-
-        Raises:
-            OSError: the wire has failed.
         """
         self._queues[number, direction] = preset.rate, preset.queue, ecn
         self.set(number, self._wires.get((number, direction), Wire()), [direction])
@@ -130,9 +112,6 @@ class Wires:
         """Return the counters of the queue that `mark` gave a direction; None where it gave none.
 
         They have the names of `network.QueueStats`.
-
-        Raises:
-            OSError: the wire has failed.
         """
         if (number, direction) not in self._queues:
             return None
@@ -147,11 +126,7 @@ class Wires:
         }
 
     def stats(self, number: int) -> dict[str, dict[str, int]]:
-        """Return what both directions of a link have seen: as the engine counts, and `overrun`.
-
-        Raises:
-            OSError: the wire has failed.
-        """
+        """Return what both directions of a link have seen: as the engine counts, and `overrun`."""
         stats = self._links.counters(number)
         for direction, end in self._ends[number].items():
             stats[direction]["overrun"] = end.unsent()
@@ -162,9 +137,6 @@ class Wires:
 
         The kernel counts a train from a TAP device as no packet at all, so its own count is of no
         use where trains came over somebody's wire.
-
-        Raises:
-            OSError: the wire has failed.
         """
         if number not in self._ends:
             return None

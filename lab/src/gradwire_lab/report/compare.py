@@ -19,9 +19,6 @@ def compare(documents: Mapping[str, Results]) -> list[dict[str, Any]]:
     """Return rows with the keys of `COLUMNS`, a contestant's rows of one cell together.
 
     The first run is the first one of the scenario.
-
-    Args:
-        documents: the results by their folder.
     """
     found: dict[tuple[str, str, str], list[tuple[str, Summary]]] = {}
     first: dict[str, str] = {}

@@ -31,8 +31,6 @@ def grid_values(
     """Return a contestant's tail in each cell over its median in the quiet cell of the same column.
 
     Args:
-        document: the results.
-        contestant: its name.
         sheet: labels of the cells; see `sheets`.
 
     Returns:

@@ -25,7 +25,6 @@ __all__ = ["render", "write_page"]
 
 
 def render(document: Results) -> str:
-    """Return the page of a run's JSON as text."""
     palette = colours(document)
     cells = [
         (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))
@@ -49,7 +48,6 @@ def render(document: Results) -> str:
 
 
 def write_page(document: Results, path: Path) -> None:
-    """Write the page to a file."""
     path.write_text(render(document), encoding="utf-8")
 
 

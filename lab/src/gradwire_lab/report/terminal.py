@@ -53,9 +53,6 @@ def turned(
 
     Args:
         columns: what stands in the rows, whose first is the contestant's name.
-        rows: the cells of each contestant.
-        console: where they will be printed.
-        title: a title of each table.
         faint: the names of contestants that are shown faintly.
     """
     whole = _turned(columns, rows, title, faint, _as_it_is)

@@ -51,7 +51,6 @@ def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
     """Check rights, memory and parts, without running anything.
 
     Args:
-        experiment: the scenario file.
         cells: those that are to run; all if not given.
 
     Raises:

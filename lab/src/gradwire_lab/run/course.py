@@ -56,12 +56,10 @@ class Outcome:
 
     @property
     def runs(self) -> dict[Key, CellRun]:
-        """Return the samples of each record."""
         return {key: record.run for key, record in self.records.items()}
 
     @property
     def seeds(self) -> list[int]:
-        """Return the seeds that were run, for any cell."""
         return sorted({seed for _, seed in self.records})
 
     @property
@@ -72,7 +70,6 @@ class Outcome:
 
     @property
     def errors(self) -> list[str]:
-        """Return a line for each run that failed."""
         return [
             f"{name}, seed {seed}: {run.error}"
             for (name, seed), run in self.runs.items()

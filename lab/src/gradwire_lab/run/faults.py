@@ -23,7 +23,6 @@ class Faults:
         """Prepare the faults; none begins yet.
 
         Args:
-            faults: the faults of the scenario.
             apply: begins a fault (True), or ends it; called from timer threads, one at a time.
             events: list that gets an entry for each fault that began or ended.
         """
@@ -41,7 +40,6 @@ class Faults:
         """Start the faults' timers if this is the contestant's first turn.
 
         Args:
-            contestant: whose turn it is.
             start: the start of its first timed round, by ``time.monotonic()``; now if not given.
         """
         if contestant in self._struck:

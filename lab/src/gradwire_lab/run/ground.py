@@ -262,7 +262,6 @@ class Ground:
         return sum(port.uplink.marked + port.downlink.marked for port in ports)
 
     def close(self) -> None:
-        """Stop everything but the network."""
         self._over.set()
         self.faults.stop()
         for timer in self._timers:
@@ -336,7 +335,6 @@ def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
     """Make a cell's network, which is removed with everything in it at the end.
 
     Args:
-        scenario: the scenario of the cell.
         seed: the seed of the wires' losses and jitter.
 
     Raises:

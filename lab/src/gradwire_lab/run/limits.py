@@ -84,7 +84,6 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
     is over, what is left of it goes as if nothing were lost.
 
     Args:
-        scenario: the scenario of the cell.
         size: bytes of each worker's gradient.
         bound: share that need not arrive.
     """

@@ -131,8 +131,6 @@ def _quotient(
     """Compute what the mark compares, for all seeds or for one; None where it is not known.
 
     Args:
-        mark: the mark.
-        measured: the cell.
         base: the other cell, where the mark compares with one.
         seed: one of the seeds; all if not given.
     """

@@ -7,7 +7,7 @@ reads back (`gradwire_lab.scenario.reader.build`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -101,6 +101,36 @@ class Track:
     losses: list[tuple[int, float, float | None]] = field(default_factory=list)
     fingerprints: list[str] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self,
+        start: float,
+        seconds: float,
+        counters: Sequence[Mapping[str, Any]],
+        shares: dict[str, list[float]],
+    ) -> None:
+        """Add a sample, and the delivered shares by layer to `shares`.
+
+        Args:
+            start: its moment.
+            seconds: how long it took.
+            counters: what each worker's transport counted; none where it counts nothing.
+            shares: by layer, of all samples and workers so far.
+        """
+        self.starts.append(start)
+        self.seconds.append(seconds)
+        if not counters:
+            return
+        self.delivered.append([each["delivered"] for each in counters])
+        self.bytes.append(sum(each["bytes"] for each in counters))
+        self.packets.append(sum(each["packets"] for each in counters))
+        self.retransmissions.append(sum(each["retransmissions"] for each in counters))
+        self.push_s.append(max(each["push_s"] for each in counters))
+        if passes := max(each["passes"] for each in counters):
+            self.passes.append(passes)
+        for each in counters:
+            for layer, share in each["layers"].items():
+                shares.setdefault(layer, []).append(share)
 
     @property
     def curve(self) -> list[tuple[float, float]]:

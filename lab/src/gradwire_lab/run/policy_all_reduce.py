@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,6 @@ class PolicyAllReduce:
         """Choose the policy.
 
         Args:
-            policy: its name.
-            options: the options of `gradwire.attach`.
             elements: the number of elements of the buffer.
             layers: how many equal layers the buffer is cut into.
             group: name of the group of endpoints, which shares an engine with no other.
@@ -54,7 +53,6 @@ class PolicyAllReduce:
         self._workers = 1
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Open the engine and meet the other ranks."""
         settings, group = self._settings, self._group
         self._workers = workers = world - settings.server_count
         if rank >= workers:
@@ -81,7 +79,6 @@ class PolicyAllReduce:
         )
 
     def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
-        """Sum the buffer over all workers."""
         if self._server is not None:
             self._server.check()
             return None
@@ -90,7 +87,6 @@ class PolicyAllReduce:
         return counters_of(self._pipeline.report())
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Check the mean, which loss may make smaller, but nothing larger."""
         if self._server is not None:
             return
         total = sum(inputs[rank] for rank in range(self._workers)) / self._workers
@@ -104,11 +100,9 @@ class PolicyAllReduce:
             )
 
     def report(self) -> dict[str, Any]:
-        """Return the engine's counters."""
         return {} if self._communicator is None else {"engine": self._communicator.counters()}
 
     def close(self) -> None:
-        """Close the engine."""
         if self._communicator is not None:
             self._communicator.close()  # a pipeline only lets its communicator go
         if self._pipeline is not None:
@@ -119,11 +113,10 @@ class PolicyAllReduce:
 
 def counters_of(report: StepReport) -> dict[str, Any]:
     """Return a step's counters, those of its round."""
-    passes = getattr(report, "passes", 0)
     return {
-        **({"passes": passes} if passes else {}),
-        "delivered": [region.delivered for region in report.regions],
-        "layers": [region.name for region in report.regions],
+        "passes": report.passes,
+        "delivered": statistics.fmean([each.delivered for each in report.regions] or [1.0]),
+        "layers": {each.name: each.delivered for each in report.regions},
         "bytes": report.bytes,
         "packets": report.packets,
         "retransmissions": report.retransmissions,

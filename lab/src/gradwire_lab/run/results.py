@@ -38,10 +38,6 @@ def document(outcome: Outcome, command: str) -> Results:
     marks open, because its samples are too few. A cell's numbers are those
     of the seeds that did not fail, or of all seeds where all failed. Runs of another form of a cell
     get no limit, because a limit follows from the file as it is now.
-
-    Args:
-        outcome: the runs.
-        command: the command that made them.
     """
     experiment, first = outcome.experiment, outcome.experiment.first
     dates = sorted(record.date for record in outcome.records.values())

@@ -56,7 +56,6 @@ def summarize(
     """Summarise a contestant in a cell; None if it has no samples.
 
     Args:
-        each: the contestant.
         scenario: the cell's.
         runs: the cell's, by seed.
         limited: whether the runs are of this form of the scenario, so that its limit, bytes and

@@ -89,7 +89,6 @@ class LabTrainee(Trainee):
 
     Attributes:
         pace: the pace of its computation.
-        layers: the shares delivered by region, of each step since `take_layers`.
     """
 
     def __init__(
@@ -106,11 +105,8 @@ class LabTrainee(Trainee):
         """Make the model and connect; collective.
 
         Args:
-            contestant: what carries the gradients.
             model: sizes, and how computation and communication meet.
             recipe: the same sizes as every trainee takes them.
-            text: what is learnt.
-            rank: the rank of this process.
             line: where the ranks wait for each other.
             steps: the number of steps of the whole training.
             trials: steps before them, which find its pace and count as none of its thirds.
@@ -119,7 +115,6 @@ class LabTrainee(Trainee):
         self._contestant = contestant
         self._shape = model
         self.pace = Pace()
-        self.layers: list[dict[str, float]] = []
         policy = contestant.policy if contestant.transport == "gradwire" else None
         name, options = contestant.name, contestant.options
         super().__init__(
@@ -163,14 +158,3 @@ class LabTrainee(Trainee):
     def _third(self, step: int) -> int:
         """Return which third of the training a step is in: 0, 1 or 2."""
         return min(2, 3 * max(0, step - self._trials) // self._steps)
-
-    def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
-        found = super()._record(step, began, ended, loss)
-        regions = () if self._attachment is None else self._attachment.report().regions
-        self.layers.append({region.name: region.delivered for region in regions})
-        return found
-
-    def take_layers(self) -> list[dict[str, float]]:
-        """Return the shares delivered by region, of each step since the last call."""
-        taken, self.layers = self.layers, []
-        return taken

@@ -31,6 +31,8 @@ _LEAD_SECONDS = 0.02
 _STEP_SECONDS = 2.0
 """Seconds of a step beside its computation; one step of a turn may take as long as a round."""
 _QUIET_STEPS, _TRIALS = 6, 2
+_SHARED = ("batch", "learning_rate", "context", "width", "layers", "heads")
+"""What a scenario's model sets of a recipe."""
 _SHORTEST_S = 1e-4
 """The least seconds of a stretched computation, since 0 would not stretch it."""
 
@@ -65,12 +67,7 @@ def segments(
 def run_training(
     scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
 ) -> None:
-    """Train every contestant of a cell; their samples go to `run`.
-
-    Raises:
-        RankError: a rank failed, or took too long.
-        LabUnavailable: the network failed.
-    """
+    """Train every contestant of a cell; their samples go to `run`."""
     work = scenario.work
     with crew.start(
         ground.network.spawn,
@@ -105,13 +102,8 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int) -> dict[st
         "model": asdict(model),
         "recipe": {
             "ranks": scenario.topology.workers,
-            "batch": model.batch,
-            "learning_rate": model.learning_rate,
             "seed": seed,
-            "context": model.context,
-            "width": model.width,
-            "layers": model.layers,
-            "heads": model.heads,
+            **{name: getattr(model, name) for name in _SHARED},
         },
         "steps": scenario.work.rounds,
         "trials": _TRIALS * _QUIET_STEPS if model.communication_share else 0,
@@ -233,7 +225,6 @@ class _Course:
         )
 
     def close(self) -> None:
-        """Collect the replicas' fingerprints, and let the ranks close."""
         deadline = time.monotonic() + _CLOSE_SECONDS
         answers = self._ranks.ask({"command": "fingerprints"}, deadline)
         answers = answers[: self._scenario.topology.workers]
@@ -255,21 +246,7 @@ def _keep(
 ) -> None:
     """Add one timed step of a turn to a track, and its shares delivered by region."""
     views = [views[index] for views in block.ranks]
-    track.starts.append(step.start)
-    track.seconds.append(step.comm)
+    track.add(step.start, step.comm, views if views[0]["bytes"] is not None else [], shares)
     track.job_s += step.took
     if step.critical is not None:
         track.critical.append(step.critical)
-    if views[0]["bytes"] is None:
-        return
-    track.delivered.append([view["delivered"] for view in views])
-    track.bytes.append(sum(view["bytes"] for view in views))
-    track.packets.append(sum(view["packets"] for view in views))
-    track.retransmissions.append(sum(view["retransmissions"] for view in views))
-    track.push_s.append(max(view["push_s"] for view in views))
-    passes = max(view["passes"] for view in views)
-    if passes:
-        track.passes.append(passes)
-    for view in views:
-        for region, share in view["layers"].items():
-            shares.setdefault(region, []).append(share)

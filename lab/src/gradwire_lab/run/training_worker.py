@@ -16,13 +16,18 @@ from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
 from gradwire_lab.contest.serving import ServerThread
 from gradwire_lab.run.trainee import LabTrainee
-from gradwire_lab.scenario.contestant import contestant_of
+from gradwire_lab.scenario.contestant import Contestant
+from gradwire_lab.scenario.reader import build
 from gradwire_lab.scenario.work import Model
 from gradwire_lab.training.rank import TrainingRank
 from gradwire_lab.training.recipe import Recipe
 from gradwire_lab.training.text import load
 
 _GROUP_SECONDS = 300.0
+
+
+def _contestants(config: Message) -> list[Contestant]:
+    return [build(Contestant, fields, "contestants") for fields in config["contestants"]]
 
 
 class Worker(TrainingRank[LabTrainee]):
@@ -40,8 +45,7 @@ class Worker(TrainingRank[LabTrainee]):
         super().__init__(config, recipe.ranks, _GROUP_SECONDS, tell)
         text = load()
         model = Model(**config["model"])
-        for fields in config["contestants"]:
-            each = contestant_of(fields)
+        for each in _contestants(config):
             try:
                 self.trainees[each.name] = LabTrainee(
                     each,
@@ -61,13 +65,9 @@ class Worker(TrainingRank[LabTrainee]):
     def block(
         self, contestant: str, *arguments: Any, compute_s: float = 0.0, **options: Any
     ) -> dict[str, Any]:
-        """Train one contestant at a pace; its steps have the shares delivered by layer, too."""
-        trainee = self.trainees[contestant]
-        trainee.pace.compute_s = compute_s
-        answer = super().block(contestant, *arguments, **options)
-        for step, layers in zip(answer["steps"], trainee.take_layers(), strict=True):
-            step["layers"] = layers
-        return answer
+        """Train one contestant at a pace."""
+        self.trainees[contestant].pace.compute_s = compute_s
+        return super().block(contestant, *arguments, **options)
 
 
 class Server:
@@ -83,8 +83,7 @@ class Server:
             config: the configuration, as for `Worker`.
         """
         workers = config["recipe"]["ranks"]
-        contestants = [contestant_of(fields) for fields in config["contestants"]]
-        ours = [each for each in contestants if each.transport == "gradwire"]
+        ours = [each for each in _contestants(config) if each.transport == "gradwire"]
         self._thread: ServerThread | None = None
         if ours:
             settings = configure(ours[0].policy, ours[0].options)[1]
@@ -102,14 +101,12 @@ class Server:
         return {}
 
     def close(self) -> dict[str, Any]:
-        """Stop serving."""
         if self._thread is not None:
             self._thread.close()
         return {}
 
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
-    """Set the rank up."""
     if config["rank"] >= config["recipe"]["ranks"]:
         server = Server(config)
         return {}, {"block": server.look, "fingerprints": server.look, "close": server.close}

@@ -88,7 +88,6 @@ def run_transfers(
 
     Raises:
         RankError: a rank failed, or took longer than a round may.
-        LabUnavailable: the network failed.
     """
     work = scenario.work
     entries = [entry_of(each, scenario) for each in scenario.contestants]
@@ -130,26 +129,7 @@ def track_of(rounds: list[Round], reports: list[dict[str, Any]], compute_s: floa
     track = Track(spans=spans, reports=reports)
     layers: dict[str, list[float]] = {}
     for one in rounds:
-        track.starts.append(one.start)
-        track.seconds.append(one.seconds)
-        known = [details for details in one.details if details]
-        if not known:
-            continue
-        track.delivered.append([_mean(each["delivered"]) for each in known])
-        for each in known:
-            for name, share in zip(each.get("layers", ()), each["delivered"], strict=False):
-                layers.setdefault(name, []).append(share)
-        track.bytes.append(sum(each["bytes"] for each in known))
-        track.packets.append(sum(each["packets"] for each in known))
-        track.retransmissions.append(sum(each["retransmissions"] for each in known))
-        if "push_s" in known[0]:
-            track.push_s.append(max(each["push_s"] for each in known))
-        if "passes" in known[0]:
-            track.passes.append(max(each["passes"] for each in known))
-    track.layers = {name: _mean(shares) for name, shares in layers.items()}
+        track.add(one.start, one.seconds, [each for each in one.details if each], layers)
+    track.layers = {name: statistics.fmean(shares) for name, shares in layers.items()}
     track.job_s = sum(track.seconds) + compute_s * len(rounds)
     return track
-
-
-def _mean(values: list[float]) -> float:
-    return statistics.fmean(values) if values else 1.0

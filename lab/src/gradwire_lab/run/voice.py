@@ -15,13 +15,11 @@ class Voice(Audience):
     """A voice shows stages and rounds; where there is no terminal, stages only."""
 
     def __init__(self, console: Console) -> None:
-        """Show progress on a console while the ``with`` block lasts."""
         self._console = console
         self._stage = ""
         self._status = Status("starting", console=console)
 
     def stage(self, text: str) -> None:
-        """Show a new stage."""
         self._stage = text
         if self._console.is_terminal:
             self._status.update(Text(text))
@@ -29,7 +27,6 @@ class Voice(Audience):
             self._console.print(Text(text), highlight=False, soft_wrap=True)
 
     def tick(self, contestant: str, done: int) -> None:
-        """Show which contestant is at which round."""
         if self._console.is_terminal:
             self._status.update(Text(f"{self._stage}: {contestant} {done}"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from gradwire_lab.scenario.options import Lacking, bound_of_policy, check_policy
 from gradwire_lab.scenario.reader import MISSING, ScenarioError, default_of, key
 from gradwire_lab.scenario.work import THIRDS, Model, Work
 
-__all__ = ["HOOKS", "Contestant", "contestant_of"]
+__all__ = ["HOOKS", "Contestant"]
 
 HOOKS = ("none", "fp16", "powersgd", "topk")
 TRANSPORTS = {
@@ -178,8 +177,3 @@ class Contestant:
         if kind == "push":
             return self.bound if self.enough is None else 1.0 - self.enough
         return bound_of_policy(self.policy, self.options)
-
-
-def contestant_of(fields: Mapping[str, Any]) -> Contestant:
-    """Return the contestant of these fields, as JSON brought them from another process."""
-    return Contestant(**{**fields, "tolerant": tuple(fields["tolerant"])})

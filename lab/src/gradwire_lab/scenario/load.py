@@ -46,7 +46,6 @@ class Experiment:
 
     @property
     def first(self) -> Scenario:
-        """Return the scenario of the first cell: name, title and marks are the same in all."""
         return self.cells[0].scenario
 
     @property

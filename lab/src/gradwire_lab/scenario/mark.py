@@ -143,9 +143,6 @@ class Map:
 
         Args:
             labels: the labels of one cell, by axis.
-
-        Raises:
-            ScenarioError: it has not.
         """
         for name in ("rows", "columns"):
             axis = getattr(self, name)

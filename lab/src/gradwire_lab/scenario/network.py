@@ -132,7 +132,6 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Return the workers and servers."""
         return self.workers + self.servers
 
     @property

@@ -62,10 +62,8 @@ def check_policy(
     """Check that a policy takes these options, and that they can do something here.
 
     Args:
-        policy: its name.
         options: its own and the common settings.
         work: what is moved: an all-reduce or training.
-        model: the model that training trains.
         votes: whether the workers vote for phases.
         servers: how many sum for the workers.
 

@@ -39,10 +39,7 @@ def key(
     Args:
         default: its value where the file names none; `MISSING` if the file must.
         meaning: a line for the documentation, units included.
-        low: smallest number allowed.
-        high: largest number allowed.
         above: a number that must be exceeded.
-        choices: the words allowed.
         line: whether a text must be one line, as tables and lists have it.
     """
     metadata = {

@@ -90,11 +90,7 @@ class Scenario:
         self._check_dctcp()
 
     def check_name(self, stem: str) -> None:
-        """Check that it has its file's name.
-
-        Raises:
-            ScenarioError: it is not.
-        """
+        """Check that it has its file's name."""
         if self.name != stem:
             raise ScenarioError(f"name={self.name!r}: must be {stem!r}")
 
@@ -208,5 +204,4 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return the labels in one line."""
         return ", ".join(self.labels.values()) or "the only cell"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 __all__ = ["Cell", "Outcome"]
 
@@ -56,12 +55,3 @@ class Outcome:
     error: str
     seconds: float
     commit: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the outcome as plain values."""
-        return {**asdict(self), "scores": list(self.scores)}
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> Outcome:
-        """Return the outcome that `to_json` was called on."""
-        return Outcome(**{**values, "scores": tuple(values["scores"])})

@@ -6,16 +6,33 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from gradwire.core.errors import suggestion
-
-if TYPE_CHECKING:
-    from gradwire_lab.study.results import Result
-    from gradwire_lab.study.study import Row, Training
+from gradwire_lab.contest.measure import environment
+from gradwire_lab.contest.ranks import RankError
+from gradwire_lab.network import network
+from gradwire_lab.study.arms import ARMS
+from gradwire_lab.study.ledger import Ledger, LedgerError
+from gradwire_lab.study.lesson import MissingDataError
+from gradwire_lab.study.results import Result, notes, results
+from gradwire_lab.study.runner import run
+from gradwire_lab.study.scenarios import SCENARIOS
+from gradwire_lab.study.study import (
+    QUICK,
+    SECTIONS,
+    Row,
+    Training,
+    applies,
+    cells,
+    left_out,
+    rows,
+)
+from gradwire_lab.study.table import markdown, tables
+from gradwire_lab.study.tasks import TASKS
 
 __all__ = ["accuracy"]
 
@@ -55,13 +72,6 @@ def accuracy(
     Masks come from the shipping protocol code. All arms share initialisation and data order, seed
     by seed; differences to lossless training are paired. Can be interrupted and resumed (--out).
     """
-    from gradwire_lab.contest.ranks import RankError
-    from gradwire_lab.study.ledger import Ledger, LedgerError
-    from gradwire_lab.study.lesson import MissingDataError
-    from gradwire_lab.study.results import notes, results
-    from gradwire_lab.study.runner import run
-    from gradwire_lab.study.study import QUICK, applies, cells, left_out
-
     if quick:
         seeds, rounds = min(seeds, QUICK_SEEDS), rounds or QUICK_ROUNDS
         task = "digits" if task == "all" else task
@@ -79,12 +89,10 @@ def accuracy(
         raise typer.BadParameter(str(error), param_hint="--out") from error
     console = Console(stderr=True)
     wanted = [] if show else cells(trainings, chosen, seeds)
-    if any(cell.where == "kernel" and cell not in ledger.outcomes for cell in wanted):
-        from gradwire_lab.network.network import probe
-
-        if (reason := probe()) is not None:
-            wanted = [cell for cell in wanted if cell.where != "kernel"]
-            without.append(f"nothing was run over a kernel network: {reason}")
+    kernel = any(cell.where == "kernel" and cell not in ledger.outcomes for cell in wanted)
+    if kernel and (reason := network.probe()) is not None:
+        wanted = [cell for cell in wanted if cell.where != "kernel"]
+        without.append(f"nothing was run over a kernel network: {reason}")
     try:
         with console.status("training") as status:
             run(
@@ -110,9 +118,6 @@ def accuracy(
 
 
 def _trainings(task: str, optimizer: str, rounds: int, quick: bool) -> list[Training]:
-    from gradwire_lab.study.study import Training
-    from gradwire_lab.study.tasks import TASKS
-
     tasks = list(TASKS.values()) if task == "all" else [TASKS[_known(task, TASKS, "--task")]]
     offered = list(dict.fromkeys(name for each in tasks for name in each.optimizers))
     if optimizer != "all":
@@ -126,10 +131,6 @@ def _trainings(task: str, optimizer: str, rounds: int, quick: bool) -> list[Trai
 
 
 def _rows(section: str, arms: str, scenarios: str) -> tuple[Row, ...]:
-    from gradwire_lab.study.arms import ARMS
-    from gradwire_lab.study.scenarios import SCENARIOS
-    from gradwire_lab.study.study import SECTIONS, rows
-
     chosen = rows(
         _list(section, SECTIONS, "--section"),
         _list(arms, ARMS, "--arms"),
@@ -154,9 +155,6 @@ def _known(word: str, known: Collection[str], option: str) -> str:
 
 
 def _print(found: list[Result], lines: list[str], as_json: bool, as_markdown: bool) -> None:
-    from gradwire_lab.contest.measure import environment
-    from gradwire_lab.study.table import markdown, tables
-
     if as_json:
         entries = [result.to_json() for result in found]
         document = {"rows": entries, "notes": lines, "environment": environment()}

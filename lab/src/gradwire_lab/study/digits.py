@@ -39,7 +39,6 @@ class DigitsModel(nn.Module):
         self.head = nn.Linear(112, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the ten classes."""
         seen = functional.relu(self.middle(functional.relu(self.front(images))))
         pooled = functional.max_pool2d(seen, 2).flatten(1)
         logits: torch.Tensor = self.head(functional.relu(self.hidden(pooled)))
@@ -56,7 +55,6 @@ class DigitsLesson:
     """
 
     def __init__(self, seed: int, fold: int, data: str) -> None:
-        """Deal the images out to the workers and make the model."""
         self._images, self.labels = load()
         self._key = (seed, fold)
         order = np.random.default_rng(seed).permutation(len(self.labels))
@@ -74,7 +72,6 @@ class DigitsLesson:
             self.model: nn.Module = DigitsModel()
 
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
-        """Return the cross-entropy of the worker's batch."""
         epoch, place = divmod(round_number, self.rounds_per_epoch)
         batch = torch.from_numpy(self.order(epoch, worker)[place * BATCH : (place + 1) * BATCH])
         return functional.cross_entropy(self.model(self._images[batch]), self.labels[batch])
@@ -112,7 +109,6 @@ def load() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rate(done: float) -> float:
-    """Return the factor of the learning rate: a tenth in the last quarter."""
     return 0.1 if done >= 0.75 else 1.0
 
 

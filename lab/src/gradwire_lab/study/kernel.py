@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import asdict
 from statistics import fmean
+from typing import Any
 
-from gradwire_lab.contest.ranks import Message, Ranks
-from gradwire_lab.network.addresses import STORE_PORT
+from gradwire_lab.contest.job import Job
+from gradwire_lab.contest.ranks import Message
 from gradwire_lab.network.network import Network
 from gradwire_lab.network.presets import NETWORK_A
 from gradwire_lab.study.arms import ARMS
@@ -27,36 +27,24 @@ def train_on_kernel(cell: Cell) -> Outcome:
     A scenario's loss is injected where a process receives: each packet passes one such place, as
     it passes one way up in virtual time. Scenarios whose loss comes and goes or is one worker's
     have no such place and no rows here (`study`).
-
-    Raises:
-        LabUnavailable: this machine cannot make namespaces.
-        RankError: a rank failed; the message names it.
     """
     started = time.perf_counter()
     scenario, arm = SCENARIOS[cell.scenario], ARMS[cell.arm]
     assert scenario.when == "always"
     assert not scenario.uneven
     assert not arm.calibrated
-    configs = [
-        {
-            "cell": asdict(cell),
-            "rank": rank,
-            "drop_rate": scenario.losses[0] if scenario.losses else 0.0,
-            "drop_burst": scenario.run,
-            "store_port": STORE_PORT,
-        }
-        for rank in range(WORKERS)
-    ]
-    parts = []
+    config: dict[str, Any] = {
+        "cell": asdict(cell),
+        "drop_rate": scenario.losses[0] if scenario.losses else 0.0,
+        "drop_burst": scenario.run,
+    }
+    worker, parts = "gradwire_lab.study.kernel_rank", []
     for part in range(cell.parts):
-        with contextlib.ExitStack() as stack:
-            net = stack.enter_context(Network(WORKERS, NETWORK_A))
-            full = [{**config, "store_host": net.address(0), "part": part} for config in configs]
-            ranks = stack.enter_context(Ranks(net.spawn, "gradwire_lab.study.kernel_rank", full))
-            deadline = time.monotonic() + TIMEOUT_S
-            ranks.gather(deadline)
-            answers = ranks.ask({"command": "train"}, deadline)
-            ranks.ask({"command": "close"}, deadline)
+        with (
+            Network(WORKERS, NETWORK_A) as net,
+            Job(net, worker, TIMEOUT_S, part=part, **config) as job,
+        ):
+            answers = job.ask("train")
         if len({answer["fingerprint"] for answer in answers}) != 1:
             raise AssertionError(f"{cell.arm}: the replicas differ")
         parts.append(answers)

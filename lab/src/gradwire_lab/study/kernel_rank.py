@@ -12,17 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn import utils as nn_utils
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire_lab.contest.fingerprint import fingerprint
-from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.rank_program import Commands, meet, obey
 from gradwire_lab.contest.ranks import Message
 from gradwire_lab.study.arms import ARMS
 from gradwire_lab.study.cell import Cell
-from gradwire_lab.study.lesson import WORKERS
 from gradwire_lab.study.tasks import TASKS
 from gradwire_lab.study.trainer import DATAGRAM, shuffle_of
 
@@ -32,11 +30,7 @@ class Worker:
 
     def __init__(self, config: Message) -> None:
         """Meet the other ranks; config: see `kernel.train_on_kernel`."""
-        self._rank: int = config["rank"]
-        store = TCPStore(
-            config["store_host"], config["store_port"], WORKERS, is_master=self._rank == 0
-        )
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=WORKERS)
+        self._rank, _ = meet(config)
         self._cell = cell = Cell(**config["cell"])
         self._task, arm = TASKS[cell.task], ARMS[cell.arm]
         self._lesson = self._task.open(cell.seed, config["part"], cell.data)
@@ -94,7 +88,6 @@ class Worker:
         }
 
     def close(self) -> Message:
-        """Let go of everything, together with the other ranks."""
         self._attachment.detach()
         dist.destroy_process_group()
         return {}

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from gradwire_lab.scenario.reader import build
 from gradwire_lab.study.cell import Cell, Outcome
 
 __all__ = ["Ledger", "LedgerError"]
@@ -37,7 +38,8 @@ class Ledger:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 entry = json.loads(line)
-                self.outcomes[Cell(**entry["cell"])] = Outcome.from_json(entry["outcome"])
+                cell = build(Cell, entry["cell"], "cell")
+                self.outcomes[cell] = build(Outcome, entry["outcome"], "outcome")
             except (ValueError, KeyError, TypeError) as error:
                 raise LedgerError(
                     f"{path}, line {number}: no cell of this study: {error}"
@@ -48,6 +50,6 @@ class Ledger:
         self.outcomes[cell] = outcome
         if self._path is None:
             return
-        line = json.dumps({"cell": asdict(cell), "outcome": outcome.to_json()}, allow_nan=False)
+        line = json.dumps({"cell": asdict(cell), "outcome": asdict(outcome)}, allow_nan=False)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")

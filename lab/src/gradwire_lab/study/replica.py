@@ -30,13 +30,11 @@ class Replica:
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
 
     def gradient(self, loss: torch.Tensor) -> Flat:
-        """Return the gradient of a loss."""
         parts = torch.autograd.grad(loss, self._parameters)
         flat: Flat = torch.cat([part.reshape(-1) for part in parts]).numpy()
         return flat
 
     def apply(self, gradient: Flat) -> None:
-        """Make a step of the optimizer with this gradient."""
         flat = torch.from_numpy(gradient)
         at = 0
         for parameter in self._parameters:

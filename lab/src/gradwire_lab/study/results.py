@@ -49,23 +49,9 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return {
-            **asdict(self.training),
-            **asdict(self.row),
-            "unit": TASKS[self.training.task].unit,
-            "margin": TASKS[self.training.task].margin,
-            "seeds": self.seeds,
-            "lossless": self.lossless,
-            "difference": None if self.difference is None else asdict(self.difference),
-            "verdict": self.verdict,
-            "errors": list(self.errors),
-            "delivered": self.delivered,
-            "critical_share": self.critical_share,
-            "comm_s": self.comm_s,
-            "lossy_rounds": self.lossy_rounds,
-            "guarded": self.guarded,
-            "commits": list(self.commits),
-        }
+        values, task = asdict(self), TASKS[self.training.task]
+        values |= {**values.pop("training"), **values.pop("row")}
+        return {**values, "unit": task.unit, "margin": task.margin}
 
 
 def results(

@@ -29,12 +29,10 @@ class Paired:
 
     @property
     def low(self) -> float:
-        """Return where the interval begins."""
         return self.mean - (math.inf if self.half is None else self.half)
 
     @property
     def high(self) -> float:
-        """Return where the interval ends."""
         return self.mean + (math.inf if self.half is None else self.half)
 
     def verdict(self, margin: float, more_is_better: bool) -> Verdict:

@@ -51,30 +51,20 @@ _QUIET = tuple(Row("quiet", arm) for arm in (BAD, *(arm.name for arm in POLICIES
 _BURSTS = tuple(Row("bursts", arm.name, each.name) for each in BURSTS for arm in POLICIES)
 _LEVELS = tuple(Row("levels", arm.name, each.name) for each in BY_LEVEL for arm in POLICIES)
 _MOTIVATION = tuple(Row("thirds", f"{loss}-{when}") for loss in (40, 80) for when in THIRDS)
-_CHOICES = (
-    Row("choices", "eager-40"),
-    Row("choices", "eager-40-mean"),
-    Row("choices", "eager-40-momentum"),
-    Row("choices", "eager-40-own"),
-    Row("choices", "eager-40-own-mean"),
-    Row("choices", "eager-40-feedback"),
-    Row("choices", "eager-40-fixed-order"),
-    Row("choices", "eager-40-results"),
-    Row("choices", "dblp-buckets"),
-    Row("choices", "dblp-zero"),
-    Row("choices", "dblp-random"),
-    Row("choices", "dblp-random-momentum"),
-    Row("choices", "dblp-plain"),
-    Row("choices", "eager-40", "even-40"),
-    Row("choices", "eager-40-mean", "even-40"),
-    Row("choices", "vesting-40", "even-40"),
-    Row("choices", "vesting-40-mean", "even-40"),
-    Row("choices", "vesting-40-feedback", "even-40"),
-    Row("choices", "reliable", "congested"),
-    Row("choices", "netsenseml", "congested"),
-    Row("choices", "adaptive", "congested"),
-    Row("choices", "adaptive-topk", "congested"),
-    Row("choices", "adaptive-topk", "bursts-critical"),
+_CHOICES = tuple(
+    Row("choices", arm, scenario)
+    for scenario, arms in (
+        (
+            QUIET,
+            "eager-40 eager-40-mean eager-40-momentum eager-40-own eager-40-own-mean "
+            "eager-40-feedback eager-40-fixed-order eager-40-results dblp-buckets dblp-zero "
+            "dblp-random dblp-random-momentum dblp-plain",
+        ),
+        ("even-40", "eager-40 eager-40-mean vesting-40 vesting-40-mean vesting-40-feedback"),
+        ("congested", "reliable netsenseml adaptive adaptive-topk"),
+        ("bursts-critical", "adaptive-topk"),
+    )
+    for arm in arms.split()
 )
 _PRIORITY = tuple(
     Row("priority", arm)
@@ -132,7 +122,6 @@ def rows(
 
 
 def cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> list[Cell]:
-    """Return all cells of the rows and their lossless baselines, a seed after the other."""
     return list(dict.fromkeys(_cells(trainings, chosen, seeds)))
 
 

@@ -16,7 +16,6 @@ COLORS = {"as good": "green", "better": "green", "worse": "red", "halts": "red"}
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:
-    """Return one table for each training that has a row."""
     for training in dict.fromkeys(result.training for result in results):
         task = TASKS[training.task]
         table = Table(
@@ -62,37 +61,38 @@ def markdown(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _line(result: Result) -> str:
-    row, difference = result.row, result.difference
+    row = result.row
     network = row.scenario + (", own data" if row.data == "own" else "")
     if row.where != "virtual":
         network += f", {row.where}"
-    shown = "–"
-    if difference is not None:
-        shown = f"{difference.mean:+.3f}"
-        shown += "" if difference.half is None else f" ± {difference.half:.3f}"
-    shares = "– | – | –"
-    if result.delivered is not None and result.critical_share is not None:
-        comm_ms = 1e3 * (result.comm_s or 0.0)
-        shares = f"{result.delivered:.3f} | {result.critical_share:.0%} | {comm_ms:.2f}"
-    return f"| `{row.arm}` | {network} | {result.seeds} | {shown} | {result.verdict} | {shares} |"
+    delivered, critical = _shares(result)
+    comm = "–" if delivered == "–" else f"{1e3 * (result.comm_s or 0.0):.2f}"
+    cells = (f"`{row.arm}`", network, str(result.seeds), _difference(result), result.verdict)
+    return f"| {' | '.join((*cells, delivered, critical, comm))} |"
 
 
 def _cells(result: Result) -> list[str]:
-    row, difference = result.row, result.difference
-    color = COLORS.get(result.verdict)
-    words = f"[{color}]{result.verdict}[/{color}]" if color else result.verdict
-    cells = [row.section, row.arm, row.scenario, row.data, row.where, str(result.seeds)]
-    if difference is None or result.lossless is None:
-        cells += ["–", "–"]
-    else:
-        spread = "" if difference.half is None else f" ± {difference.half:.3f}"
-        cells += [f"{result.lossless:.3f}", f"{difference.mean:+.3f}{spread}"]
-    if result.delivered is None or result.critical_share is None:
-        return [*cells, words, "–", "–", "–"]
+    row, color = result.row, COLORS.get(result.verdict)
+    delivered, critical = _shares(result)
     return [
-        *cells,
-        words,
-        f"{result.delivered:.3f}",
-        f"{result.critical_share:.0%}",
-        str(result.guarded),
+        *(row.section, row.arm, row.scenario, row.data, row.where, str(result.seeds)),
+        "–" if result.lossless is None else f"{result.lossless:.3f}",
+        _difference(result),
+        f"[{color}]{result.verdict}[/{color}]" if color else result.verdict,
+        delivered,
+        critical,
+        "–" if delivered == "–" else str(result.guarded),
     ]
+
+
+def _difference(result: Result) -> str:
+    found = result.difference
+    if found is None:
+        return "–"
+    return f"{found.mean:+.3f}" + ("" if found.half is None else f" ± {found.half:.3f}")
+
+
+def _shares(result: Result) -> tuple[str, str]:
+    if result.delivered is None or result.critical_share is None:
+        return "–", "–"
+    return f"{result.delivered:.3f}", f"{result.critical_share:.0%}"

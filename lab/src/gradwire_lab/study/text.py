@@ -37,7 +37,6 @@ class TextLesson:
     """
 
     def __init__(self, seed: int, part: int, data: str) -> None:
-        """Deal the text out to the workers and make the model."""
         text = load()
         self._seed = seed
         self.texts = [text] * WORKERS
@@ -53,7 +52,6 @@ class TextLesson:
             self.model: torch.nn.Module = CharacterModel(SHAPE)
 
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
-        """Return the cross-entropy of the worker's batch, in nats per character."""
         inputs, targets = self.texts[worker].batch(
             step=round_number, rank=worker, seed=self._seed, size=BATCH, context=SHAPE.context
         )
@@ -86,7 +84,6 @@ def load() -> Text:
 
 
 def rate(done: float) -> float:
-    """Return the factor of the learning rate: a rise, then a cosine's fall to a fiftieth."""
     if done < WARM:
         return (done + 1e-2) / (WARM + 1e-2)
     return LEAST + (1 - LEAST) * (0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM)))

@@ -29,7 +29,6 @@ class TuningLesson(TextLesson):
     """A tuning lesson trains on half of the files a model that knows the other half."""
 
     def __init__(self, seed: int, part: int, data: str) -> None:
-        """Deal the files out to the workers and bring the model up."""
         super().__init__(seed, part, "mixed")
         self.model.load_state_dict(trained(seed))
         text = load()

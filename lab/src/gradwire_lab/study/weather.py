@@ -27,18 +27,15 @@ class PhaseWatch:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Watch this optimizer's learning rates, too."""
         self._optimizer = optimizer
         self._detector = PhaseDetector()
         self._rates = RateWatch()
 
     @property
     def phase(self) -> Phase:
-        """Return the phase of the coming round."""
         return self._detector.phase
 
     def observe(self, round_number: int, gradients: Sequence[NDArray[np.float32]]) -> None:
-        """Take the workers' gradients of a round."""
         squares = [float(np.dot(each, each)) for each in gradients]
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._detector.observe(
@@ -55,7 +52,6 @@ class Weather:
     """A weather sets a job's links before each round."""
 
     def __init__(self, scenario: Scenario, job: Job, seed: Sequence[int]) -> None:
-        """Draw the rounds that lose by this seed."""
         self._scenario = scenario
         self._job = job
         self._chance = np.random.default_rng(list(seed))

@@ -63,7 +63,6 @@ def join(block: Block, number: int, origin: float) -> list[Step]:
     """Join the ranks' views of one turn.
 
     Args:
-        block: the turn.
         number: the number of the turn, counted over all contestants.
         origin: time from which starts count, in seconds of ``time.monotonic()``.
     """

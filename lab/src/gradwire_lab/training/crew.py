@@ -26,13 +26,8 @@ def start(
 
     Args:
         spawn: starts a program on the host of a rank.
-        module: the ranks' program.
         configs: the first message to each rank, in rank order; ``line`` is added.
         trainees: how many of the ranks train; they come first.
-        env: additions to the ranks' environment.
-
-    Raises:
-        RankError: a rank ended at once.
     """
     line = memory(trainees)
     try:
@@ -58,8 +53,6 @@ def train(
     """Let the ranks train one contestant for a turn.
 
     Args:
-        ranks: the ranks that `start` made.
-        contestant: its name.
         steps: the number of steps of the turn.
         start: when to begin, in seconds of ``time.monotonic()``.
         deadline: when all ranks have to have answered, likewise.
@@ -67,9 +60,6 @@ def train(
         trainees: how many of the ranks train; all if not given.
         progress: a function that is called with each step of rank 0.
         options: further arguments of the ranks' command.
-
-    Raises:
-        RankError: a rank failed or is late.
     """
     command = {"command": "block", "contestant": contestant, "steps": steps, "start": start}
     answers = ranks.ask({**command, **options}, deadline, progress)[:trainees]

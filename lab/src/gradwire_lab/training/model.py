@@ -41,7 +41,6 @@ class CharacterModel(nn.Module):
         self.apply(_initialise)
 
     def forward(self, characters: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy of the targets, given the characters before them."""
         places = torch.arange(characters.shape[1], device=characters.device)
         hidden = self.blocks(self.symbol(characters) + self.place(places))
         logits = functional.linear(self.norm(hidden), self.symbol.weight)
@@ -49,7 +48,6 @@ class CharacterModel(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Return how many numbers are learnt."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 

@@ -35,7 +35,6 @@ class TrainingRank(Generic[T]):
 
         Args:
             config: rank, store (host and port), line (descriptor of the start line's memory).
-            ranks: how many there are.
             seconds: the time that a collective may take.
             tell: a function that is called with each step, on rank 0.
         """
@@ -53,7 +52,6 @@ class TrainingRank(Generic[T]):
 
     @property
     def commands(self) -> Commands:
-        """Return the parent's commands."""
         return {"block": self.block, "fingerprints": self.fingerprints, "close": self.close}
 
     def block(
@@ -70,11 +68,9 @@ class TrainingRank(Generic[T]):
             self._tell(asdict(step))
 
     def fingerprints(self) -> dict[str, Any]:
-        """Return a hash of each contestant's weights."""
         return {name: trainee.fingerprint() for name, trainee in self.trainees.items()}
 
     def close(self) -> dict[str, Any]:
-        """Close all trainees, together with the other ranks."""
         for trainee in self.trainees.values():
             trainee.close()
         self.trainees.clear()

@@ -29,8 +29,6 @@ class StartLine:
 
         Args:
             descriptor: what `memory` returned, in this process.
-            rank: the rank of this process.
-            ranks: how many there are.
         """
         self._counts = memoryview(mmap.mmap(descriptor, ranks * _SLOT)).cast("q")
         self._mine = rank * _SLOT // 8

@@ -40,10 +40,8 @@ class TimedDDP(DistributedDataParallel):
         """Wrap a module.
 
         Args:
-            module: the module to be trained.
             line: where the ranks wait for each other.
             timeout: seconds that they wait at most.
-            options: further ones of DDP.
         """
         super().__init__(module, **{"bucket_cap_mb": ONE_BUCKET_MB, **options})
         self._line = line

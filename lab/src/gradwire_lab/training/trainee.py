@@ -50,6 +50,7 @@ class RankStep:
         retransmissions: packets that it sent again; None for TCP.
         push_s: seconds until its gradients were summed; None for TCP.
         passes: the passes of a push with probes, 0 of others; None for TCP.
+        layers: the delivered shares by region.
         encoded: bytes of the encoded gradients over those of float32; None if it is not known.
     """
 
@@ -67,6 +68,7 @@ class RankStep:
     retransmissions: int | None
     push_s: float | None
     passes: int | None
+    layers: dict[str, float]
     encoded: float | None = None
 
 
@@ -84,10 +86,6 @@ class Trainee:
         """Make the model and connect.
 
         Args:
-            entry: which contestant.
-            recipe: sizes and seeds.
-            text: what is learnt.
-            rank: the rank of this process.
             line: where the ranks wait for each other.
         """
         self._entry = entry
@@ -129,7 +127,6 @@ class Trainee:
         """Train for some steps.
 
         Args:
-            steps: how many.
             start: when to begin, in seconds of ``time.monotonic()``.
             progress: a function that is called after each step.
 
@@ -197,6 +194,7 @@ class Trainee:
             retransmissions=report.retransmissions if report else None,
             push_s=report.push_s if report else None,
             passes=report.passes if report else None,
+            layers={each.name: each.delivered for each in report.regions} if report else {},
             encoded=report.encoded_share if report else _HOOK_SHARES.get(self._entry.hook),
         )
 
@@ -214,6 +212,5 @@ class Trainee:
         return fingerprint(self.model)
 
     def close(self) -> None:
-        """Detach from the transport."""
         if self._attachment is not None:
             self._attachment.detach()
