@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pty
 import resource
@@ -204,10 +205,11 @@ def test_a_stopped_process_is_named_and_does_not_hold_up_the_others(
         os.kill(stopped, signal.SIGSTOP)
         try:
             shown = subprocess.run([*TOP, "-1", watched.job], capture_output=True, text=True)
-            known = look_until(watched, lambda figures: figures["messages"])
+            known = look_until(watched, lambda figures: str(stopped) in str(figures["messages"]))
         finally:
             os.kill(stopped, signal.SIGCONT)
-        figures = look_until(watched, lambda figures: not figures["messages"])
+        # A busy machine may be told of a pause between steps, too.
+        figures = look_until(watched, lambda figures: str(stopped) not in str(figures["messages"]))
     assert shown.returncode == 0
     assert str(stopped) in shown.stdout
     assert "rank 1" in known["messages"][0]  # it was heard before
@@ -317,7 +319,7 @@ def test_looks_take_what_keeping_the_steps_leaves_of_a_thousandth(
     watched.processes[process.address] = process
     for second in (0, 1):
         costs = {"keeping_s": keeping * second, "answering_s": answering * second}
-        process.take({"attachments": [], "clock": second, "processor_s": second, **costs})
+        process.take(answer(clock=second, processor_s=second, **costs))
     assert watched.pause(1.0) == pytest.approx(pause)
 
 
@@ -508,10 +510,11 @@ def test_a_reader_that_leaves_is_no_error(two: Ranks, tmp_path: Path) -> None:
 FAKE = """
 import sys
 from gradwire.live.publisher import publish
+job, sys.argv[0] = sys.argv[1], sys.argv[2]
 counters = dict.fromkeys(
     "packets_sent bytes_sent bytes_received retransmissions declared_lost rtprop_ns "
     "queue_delay_ns btlbw send_window receive_window".split(), 0)
-publish(sys.argv[1], lambda: {"name": "rank 0", "group": "world", "workers": 1, "failure": None,
+publish(job, lambda: {"name": "rank 0", "group": "world", "workers": 1, "failure": None,
         "waits": None, "counters": counters, "paths": []})
 print("here", flush=True)
 sys.stdin.read()
@@ -519,10 +522,13 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def offering(job: str) -> Iterator[subprocess.Popen[str]]:
+def offering(job: str, script: str = "train.py") -> Iterator[subprocess.Popen[str]]:
     """A process that offers the state of an engine."""
     process = subprocess.Popen(
-        [sys.executable, "-c", FAKE, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FAKE, job, script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -540,19 +546,101 @@ def name_taken(address: Address) -> Iterator[None]:
         yield
 
 
-def test_the_newest_of_several_jobs_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ours() -> list[Address]:  # other tests' jobs come and go
+@pytest.fixture
+def no_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the jobs of other tests, which come and go."""
+
+    def ours() -> list[Address]:
         return [each for each in addresses() if each.job.startswith(JOB)]
 
     monkeypatch.setattr("gradwire.watch.source.addresses", ours)
+
+
+@pytest.mark.usefixtures("no_other_jobs")
+def test_the_newest_of_several_jobs_is_meant() -> None:
     first, second = f"{JOB}2", f"{JOB}1"
     with offering(first), offering(second):
-        assert find_job(None) == second
-        assert find_job(first) == first
+        meant, others = find_job(None)
+        assert (meant, [each.number for each in others]) == (second, [first])
+        assert find_job(first) == (first, [])
         with pytest.raises(GradwireError, match=f"{second}, {first}"):
             find_job(JOB)
     with pytest.raises(GradwireError, match=f"no job '{JOB}' runs here"):
         find_job(JOB)
+
+
+@pytest.mark.usefixtures("no_other_jobs")
+def test_a_job_is_found_by_its_script_and_the_others_are_named() -> None:
+    with offering(f"{JOB}a", "/here/long.py"), offering(f"{JOB}b", "long.py"):
+        with offering(f"{JOB}c", "short.py"):
+            assert find_job("short.py")[0] == f"{JOB}c"
+            meant, others = find_job("long.py")
+            shown = draw(picture(Watched(meant, 40, others)), 200, None, True).plain
+        assert meant == f"{JOB}b"
+        assert "2 other jobs here" in shown
+        assert "(short.py)" in shown
+        assert "(long.py)" in shown
+        with pytest.raises(GradwireError, match=r"no job 'short.py' runs here"):
+            find_job("short.py")
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """The answer of a process that has no engine yet."""
+    numbers = ("pid", "started", "at", "clock", "processor_s", "keeping_s", "answering_s")
+    known: dict[str, Any] = dict.fromkeys(("job", "host", "script"), "")
+    return {**known, **dict.fromkeys(numbers, 0.0), "engines": [], "attachments": [], **changes}
+
+
+def answers() -> Iterator[object]:
+    """What another program, or another gradwire, may answer."""
+    yield from (None, [], 3, "text", {}, {"error": "x"}, {"engines": [{}], "attachments": [{}]})
+    for odd in (None, [], {}, "", math.inf, [None], [{}], [[]], -1):
+        yield from (answer(**{key: odd}) for key in answer())
+        steps = {
+            "id": "0",
+            "noted": 1,
+            "policy": "mlt",
+            "number": 0,
+            "ranks": [0],
+            "keys": ["step"],
+        }
+        yield answer(attachments=[{**steps, "steps": odd}])
+        yield answer(attachments=[{**steps, "steps": [odd]}])
+        yield answer(attachments=[{**steps, "steps": [[odd]]}])
+
+
+@contextlib.contextmanager
+def answering(job: str, what: list[object]) -> Iterator[None]:
+    """Another program of this user, which gives these answers one after another."""
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(Address(job, "-", os.geteuid()).name)
+        taken.listen()
+
+        def run() -> None:
+            for each in what:
+                connection, _ = taken.accept()
+                with connection:
+                    connection.recv(1 << 12)
+                    connection.sendall(json.dumps(each).encode())
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_whatever_a_process_answers_is_shown_or_left_out() -> None:
+    told = list(answers())
+    with offering(f"{JOB}d"), answering(f"{JOB}d", told):
+        watched = Watched(f"{JOB}d", 40)
+        for each in told:
+            watched.look()
+            figures = picture(watched)
+            assert [worker["name"] for worker in figures["workers"]] == ["rank 0"], each
+            assert figures["state"] == "running"
+            assert draw(figures, 80, None, True)
+        assert "starting" in figures["messages"][0]
 
 
 def test_a_killed_process_leaves_nothing_behind() -> None:

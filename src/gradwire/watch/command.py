@@ -28,7 +28,10 @@ PAGE_STEPS = 400
 @app.command()
 def top(
     job: Annotated[
-        str | None, typer.Argument(help="first digits of a job; the newest of this user if absent")
+        str | None,
+        typer.Argument(
+            help="a job's first digits, or its script's name; the newest of this user if absent"
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("-1", "--once", help="print once and leave")] = False,
     in_json: Annotated[bool, typer.Option("--json", help="print a line of JSON each time")] = False,
@@ -49,7 +52,8 @@ def top(
     status is 0, 1 where the job has failed, and 2 where there is no job to show.
     """
     try:
-        watched = Watched(find_job(job), PAGE_STEPS if web else SHOWN_STEPS)
+        meant, others = find_job(job)
+        watched = Watched(meant, PAGE_STEPS if web else SHOWN_STEPS, others)
     except GradwireError as error:
         if in_json:
             typer.echo(json.dumps({"error": str(error)}))

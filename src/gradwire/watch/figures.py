@@ -33,6 +33,7 @@ def picture(watched: Watched) -> dict[str, Any]:
         "job": watched.job,
         "script": first.get("script", ""),
         "host": first.get("host", ""),
+        "others": [{"job": each.number, "script": each.script} for each in watched.others],
         "at": time.time(),
         "up_s": max((each.now["at"] - each.now["started"] for each in heard), default=0.0),
         "over_s": _span(heard[0]) if heard else 0.0,
@@ -198,7 +199,8 @@ def _state(watched: Watched, heard: list[Process]) -> str:
 
 
 def _silent(process: Process, now: float) -> bool:
-    return not process.gone and (not process.now or now - process.heard > SILENT_S)
+    unheard = not (process.now or process.unread)
+    return not process.gone and (unheard or now - process.heard > SILENT_S)
 
 
 def _messages(
@@ -212,15 +214,19 @@ def _messages(
     for _, engine in _engines(heard):
         if engine["failure"]:
             yield f"{engine['name']} has failed: {engine['failure']}"
-    for address, process in watched.processes.items():
+    for process in watched.processes.values():
+        if process.strange and not process.gone:
+            yield (
+                f"process {process.number} is not shown: it is starting, or this gradwire does not "
+                "know the form of its answer"
+            )
         if not _silent(process, now):
             continue
         names = ", ".join(each["name"] for _, each in _engines([process] if process.now else []))
         who = names or "a process"
-        number = process.now.get("pid") or int(address.own.partition("-")[0], 16)
         yield (
-            f"{who} (process {number}) has not answered for {now - process.heard:.0f} s: it is "
-            "stopped, or this host is overloaded; its figures are old"
+            f"{who} (process {process.number}) has not answered for {now - process.heard:.0f} s: "
+            "it is stopped, or this host is overloaded; its figures are old"
         )
     for _, engine in _engines(heard):
         waits = engine["waits"]

@@ -11,10 +11,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gradwire.core.errors import GradwireError
 from gradwire.live.address import FORMAT, Address, addresses, user_of
+from gradwire.watch.shape import whole
 
 MOST_COST = 0.0009
 """The share of the job's processor time that keeping its steps and looks may take together; where
@@ -25,6 +27,8 @@ IDLE = 0.02
 """The share of a processor up to which a process does nothing that a look could slow down."""
 ANSWER_S = 1.0
 """How long a process may take to answer; one that takes longer is shown as it was."""
+DIGITS = 8
+"""So many digits of a job's number are shown."""
 
 
 class Process:
@@ -35,6 +39,7 @@ class Process:
         before: The answer before that, for rates; None until there are two.
         steps: The last steps of each of its attachments, by the attachment's id.
         heard: When it answered last, in seconds of the monotonic clock.
+        unread: Whether nothing could be read of its last answer.
         gone: Whether it has closed its engine, or has ended.
     """
 
@@ -45,20 +50,35 @@ class Process:
         self.before: dict[str, Any] | None = None
         self.steps: dict[str, deque[dict[str, Any]]] = {}
         self.heard = time.monotonic()
+        self.unread = False
         self.gone = False
+
+    @property
+    def number(self) -> int:
+        """Its process id; 0 where it offers none."""
+        own = self.address.own.partition("-")[0] or "0"
+        return int(self.now["pid"] if self.now else int(own, 16))
+
+    @property
+    def strange(self) -> bool:
+        """Whether it answers and nothing of an engine can be read of that."""
+        return self.unread or bool(self.now and not self.now["engines"])
 
     @property
     def since(self) -> dict[str, int]:
         """The number of steps that there were, by the attachment's id."""
         return {each["id"]: each["noted"] for each in self.now.get("attachments", ())}
 
-    def take(self, state: dict[str, Any]) -> None:
-        self.before, self.now = self.now or None, state
+    def take(self, answer: dict[str, Any]) -> None:
         self.heard = time.monotonic()
+        state = whole(answer)
+        self.unread = state is None
+        if state is None:
+            return
+        self.before, self.now = self.now or None, state
         for each in state["attachments"]:
             kept = self.steps.setdefault(each["id"], deque(maxlen=self._kept))
-            rows, keys = each.pop("steps"), each.pop("keys")
-            kept.extend(dict(zip(keys, row, strict=True)) for row in rows)
+            kept.extend(each.pop("steps"))
 
 
 class Watched:
@@ -66,10 +86,12 @@ class Watched:
 
     Attributes:
         processes: Its processes, those that have ended included.
+        others: Further jobs that ran here when this one was chosen.
     """
 
-    def __init__(self, job: str, steps: int) -> None:
+    def __init__(self, job: str, steps: int, others: Sequence[Job] = ()) -> None:
         self.job = job
+        self.others = others
         self._steps = steps
         self.processes: dict[Address, Process] = {}
 
@@ -154,8 +176,10 @@ def states(asked: dict[Address, dict[str, int]], steps: int) -> dict[Address, di
                 if part:
                     continue
                 waits.unregister(key.fileobj)
-                with contextlib.suppress(ValueError):
-                    answers[address] = json.loads(bytes(held))
+                with contextlib.suppress(ValueError, RecursionError):
+                    answer = json.loads(bytes(held))
+                    if isinstance(answer, dict):
+                        answers[address] = answer
     return answers
 
 
@@ -167,11 +191,28 @@ def _receive(connection: Any) -> bytes:
     return part
 
 
-def find_job(asked: str | None) -> str:
-    """Returns the job that is meant: the newest one of this user, or the one that begins so.
+@dataclass(frozen=True)
+class Job:
+    """A job with processes on this host.
+
+    Attributes:
+        number: Its number, in hexadecimal digits.
+        script: The script that it runs; "" where nothing says so.
+        started: When it began, in seconds since 1970.
+    """
+
+    number: str
+    script: str
+    started: float
+
+
+def find_job(asked: str | None) -> tuple[str, list[Job]]:
+    """Returns the number of the job that is meant, and what else a name may have meant.
+
+    The others are those of this user, the newest first; a number means none of them.
 
     Args:
-        asked: The first digits of a job; None for the newest.
+        asked: The first digits of a job's number, or the script that it runs; None for the newest.
 
     Raises:
         GradwireError: There is none, or it is another user's or another version's; the error says
@@ -179,20 +220,33 @@ def find_job(asked: str | None) -> str:
     """
     own, found = os.geteuid(), addresses()
     mine = [each for each in found if each.uid == own or (own == 0 and asked is not None)]
-    meant = [each for each in found if each.job.startswith(asked or "")]
-    readable = [each for each in mine if each in meant and each.form == FORMAT]
-    started = {
-        address.job: state.get("started", 0.0)
-        for address, state in states({each: {} for each in readable}, 0).items()
-    }
-    jobs = {each.job for each in readable}
-    if asked is None and jobs:
-        return max(sorted(jobs), key=lambda job: started.get(job, 0.0))
-    if len(jobs) > 1:
-        raise GradwireError(f"several jobs begin with {asked!r}: {', '.join(sorted(jobs))}")
-    if jobs:
-        return jobs.pop()
-    raise GradwireError(_none(asked, own, meant, found))
+    readable = [each for each in mine if each.form == FORMAT]
+    jobs = _jobs(readable)
+    begin_so = [each for each in jobs if each.number.startswith(asked or "")]
+    if asked is not None and len(begin_so) > 1:
+        numbers = ", ".join(each.number for each in begin_so)
+        raise GradwireError(f"several jobs begin with {asked!r}: {numbers}")
+    named = begin_so or [each for each in jobs if each.script == os.path.basename(asked or "")]
+    if not named:
+        meant = [each for each in found if each.job.startswith(asked or "")]
+        raise GradwireError(_none(asked, own, meant, found))
+    others = [] if asked and begin_so else [each for each in jobs if each != named[0]]
+    return named[0].number, others
+
+
+def _jobs(readable: Sequence[Address]) -> list[Job]:
+    """Returns the jobs of these processes, the newest first."""
+    jobs: dict[str, Job] = {}
+    for address, state in states({each: {} for each in readable}, 0).items():
+        script, started = state.get("script"), state.get("started")
+        jobs[address.job] = Job(
+            address.job,
+            script if isinstance(script, str) else "",
+            float(started) if isinstance(started, (int, float)) else 0.0,
+        )
+    for address in readable:  # such as those that are stopped
+        jobs.setdefault(address.job, Job(address.job, "", 0.0))
+    return sorted(jobs.values(), key=lambda each: (-each.started, each.number))
 
 
 def _none(asked: str | None, own: int, meant: Sequence[Address], found: Sequence[Address]) -> str:

@@ -10,11 +10,15 @@ from typing import Any
 
 from rich.text import Text
 
+from gradwire.watch.source import DIGITS
+
 BAD, GOOD_TO_KNOW, HEAD = "bold red", "yellow", "bold"
 LOSS, AGAIN, QUEUE_S = 0.01, 0.02, 0.005
 """Shares of packets lost and sent again, and seconds in a queue, from which on a row is marked."""
 BURST = 3.0
 """How many times the median a step takes, or sends again, where it is marked as a burst."""
+OTHERS = 4
+"""So many other jobs are named."""
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 
 
@@ -70,11 +74,20 @@ def _head(picture: dict[str, Any], width: int) -> Iterator[Text]:
     policies = sorted({each["policy"] for each in picture["attachments"]}) or ["no attachment"]
     script = f" ({picture['script']})" if picture["script"] else ""
     title = (
-        f"gradwire top: job {picture['job'][:8]}{script}, {', '.join(policies)}, {len(workers)} of "
-        f"{picture['workers_of_job']} workers here, up {_clock(picture['up_s'])}, "
-        f"{picture['state']}"
+        f"gradwire top: job {picture['job'][:DIGITS]}{script}, {', '.join(policies)}, "
+        f"{len(workers)} of {picture['workers_of_job']} workers here, "
+        f"up {_clock(picture['up_s'])}, {picture['state']}"
     )
     yield from _wrapped(title, width, HEAD)
+    if others := picture["others"]:
+        count = f"{len(others)} other job{'s' if len(others) > 1 else ''} here"
+        named = ", ".join(
+            each["job"][:DIGITS] + (f" ({each['script']})" if each["script"] else "")
+            for each in others[:OTHERS]
+        )
+        more = ", …" if len(others) > OTHERS else ""
+        typed = f"`gradwire top {others[0]['job'][:DIGITS]}` shows the first"
+        yield from _wrapped(f"{count}: {named}{more}; {typed}", width)
     for message in picture["messages"]:
         yield from _wrapped(f"! {message}", width, BAD)
 
