@@ -137,7 +137,42 @@ def test_a_share_that_time_closed_is_nobodys_fault(tmp_path: Path) -> None:
     file.write_text("\n".join(lines) + "\n")
     why = found("why", file, "--step", SLOW)
     assert (why["cause"], why["who"]) == ("path in", "")
-    assert "until their time was over" in why["short"]
+    assert "the deadline for late gradients" in why["short"]
+
+
+def change(path: Path, number: int, **changes: Any) -> Path:
+    """Changes one step of a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [{**line, **changes} if line["step"] == number else line for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_step_without_an_end_is_compared_by_its_communication(tmp_path: Path) -> None:
+    file = write(tmp_path / "steps.jsonl")
+    last = SLOW + 27
+    change(file, last, comm_s=0.07)  # the usual step takes 76 ms, and communicates for 60 of them
+    why = found("why", file, "--step", last)
+    assert (why["took_s"], why["usual_s"]) == (0.07, 0.06)
+    change(file, last, comm_s=9.0)
+    assert found("why", file)["step"] == SLOW  # the slowest of those that have an end
+    assert "is not recorded" in found("why", file, "--step", last)["lines"][0]
+
+
+def test_why_says_what_waiting_no_time_explains(tmp_path: Path) -> None:
+    file = write(tmp_path / "steps.jsonl")
+    assert "other" not in found("why", file, "--step", SLOW)["lines"][2]
+    change(file, SLOW, exposed_s=0.272, slowest={**step(SLOW)["slowest"], "pulled_s": 0.152})
+    change(file, SLOW, slowest={**step(0)["slowest"], "pulled_s": 0.152})
+    assert "other 120 ms of the waiting" in found("why", file, "--step", SLOW)["lines"][2]
+
+
+def test_a_phase_is_critical_where_some_layers_are(tmp_path: Path) -> None:
+    file = change(write(tmp_path / "steps.jsonl"), SLOW, phase="critical")
+    assert "critical phase of some layers" in found("why", file, "--step", SLOW)["lines"][4]
+    regions = [{"name": "fc1", "bound": 0.05, "delivered": 1.0}]
+    change(file, SLOW, regions=regions)
+    assert "critical phase:" in found("why", file, "--step", SLOW)["lines"][4]
 
 
 def test_the_guide_shows_what_why_prints(tmp_path: Path) -> None:
@@ -371,6 +406,19 @@ def test_a_difference_within_chance_is_not_worse(tmp_path: Path) -> None:
         file.write_text("\n".join(lines) + "\n")
         files.append(file)
     assert verdicts(files[0], files[1], 0) == []
+    assert "within chance, 39 steps are too few" in run("diff", *files).stdout
+
+
+def test_diff_says_why_it_does_not_judge_the_loss(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl"), write(tmp_path / "b.jsonl", agreed={"loss": None})
+    assert "training loss: 1.571, then 1.571" in run("diff", a, a).stdout
+    for files in ((a, b), (b, b)):
+        said = run("diff", *files).stdout
+        assert "training loss: not recorded" in said
+        assert "attachment.loss(loss)" in said
+    assert f"not recorded of {b};" in run("diff", a, b).stdout
+    far = write(tmp_path / "far.jsonl", first=SLOW + 10)
+    assert "training loss: 18 steps have one in both" in run("diff", a, far).stdout
 
 
 def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
@@ -405,7 +453,9 @@ class Parts(HTMLParser):
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     file = tmp_path / "<b>.jsonl"
     write(file)
-    run("report", file, "-o", tmp_path / "a" / "page.html")
+    done = run("report", file, "-o", tmp_path / "a" / "page.html", "--json")
+    assert str(tmp_path / "a" / "page.html") in done.stderr
+    assert json.loads(done.stdout)
     text = (tmp_path / "a" / "page.html").read_text()
     page = Parts(text)
     assert page.of("script") == page.of("link") == page.of("img") == page.of("b") == []

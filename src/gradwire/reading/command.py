@@ -56,6 +56,7 @@ def _report(
             out.write_text(page(found), encoding="utf-8")
         except OSError as error:
             _refuse("report", f"--out {out}: cannot be written: {error.strerror}")
+        typer.echo(f"gradwire report: wrote {out}", err=True)
     if as_json:
         typer.echo(json.dumps([summary.json() for _, summary in found]))
         return
@@ -86,12 +87,7 @@ def _diff(
         typer.echo(json.dumps({"worse": worse, "measures": finite([asdict(m) for m in measures])}))
     else:
         for each in measures:
-            change = (
-                ""
-                if each.verdict == "not judged"
-                else f" ({100 * each.change:+.1f} %), {each.verdict}"
-            )
-            _show([(f"{each.name}: ", f"{each.a}, then {each.b}{change}")])
+            _show([(f"{each.name}: ", each.text())])
         for label, run in zip(("the first", "the second"), runs, strict=True):
             _show((f"{label}: ", text) for text in run.missing)
         _show([("", f"{verdict} (threshold {threshold:g} %)")])

@@ -30,6 +30,7 @@ class Measure:
         a: The first run's, as text.
         change: The second one's over the first one's, minus 1; NaN where that says nothing.
         verdict: "worse" where the change exceeds the threshold and chance.
+        note: What a reader needs beside the verdict; "" for nothing.
     """
 
     name: str
@@ -37,6 +38,14 @@ class Measure:
     b: str
     change: float
     verdict: Verdict
+    note: str = ""
+
+    def text(self) -> str:
+        """Returns it for people, without its name."""
+        said = f"{self.a}, then {self.b}" if self.a else ""
+        if self.verdict != "not judged":
+            said += f" ({100 * self.change:+.1f} %), {self.verdict}"
+        return said + (": " if said and self.note else "") + self.note
 
 
 def compare(a: Run, b: Run, threshold: float) -> list[Measure]:
@@ -90,7 +99,10 @@ def _quantile(
     change = own[1] / own[0] - 1
     certain = float(ends[1][0]) > float(ends[0][1])
     verdict: Verdict = "worse" if change > threshold and certain else "no worse"
-    return Measure(name, seconds(own[0]), seconds(own[1]), change, verdict)
+    few = min(len(a), len(b))
+    chance = f"within chance, {few} steps are too few to tell"
+    note = chance if change > threshold and not certain else ""
+    return Measure(name, seconds(own[0]), seconds(own[1]), change, verdict, note)
 
 
 def _losses(a: Run, b: Run, threshold: float) -> list[Measure]:
@@ -98,7 +110,14 @@ def _losses(a: Run, b: Run, threshold: float) -> list[Measure]:
     known = [{e.step: e.loss for e in run.records if math.isfinite(e.loss)} for run in (a, b)]
     common = sorted(known[0].keys() & known[1].keys())
     if len(common) < FEWEST:
-        return []
+        lacking = [
+            f"of {run.name}" for run, losses in zip((a, b), known, strict=True) if not losses
+        ]
+        note = f"{len(common)} steps have one in both, {FEWEST} are needed"
+        if lacking:
+            note = f"not recorded{'' if len(lacking) == 2 else ' ' + lacking[0]}"
+            note += "; the script gives it by attachment.loss(loss)"
+        return [Measure("training loss", "", "", math.nan, "not judged", note)]
     last = common[-max(FEWEST, len(common) // 10) :]
     own, other = (float(np.mean([losses[step] for step in last])) for losses in known)
     change = other / own - 1 if own > 0 else math.nan  # a ratio to less says nothing

@@ -209,7 +209,8 @@ def _timed(records: Iterable[Record], missing: list[str]) -> Iterator[Record]:
         )
     if starts:
         missing.append(
-            f"the job went back {count(starts, 'time')} (it was started again): the last counts"
+            f"the job went back {count(starts, 'time')} (it was started again): the last counts; a "
+            "new experiment needs a file of its own"
         )
     if gaps := max(kept) - min(kept) + 1 - len(kept):
         missing.append(f"{count(gaps, 'step')} between the first and the last one: no line")

@@ -234,6 +234,7 @@ def _advice(run: Summary) -> list[str]:
     elif slow_path and run.encoded <= 0.9:
         said.append("a larger batch or a faster path: the bytes, encoded already, take the time")
     return said or [
-        "`gradwire doctor` and `gradwire probe` on these hosts: steps wait "
-        f"{share(run.waited)} of the time, and the records do not say for what"
+        "`gradwire doctor`, started as the job was: steps wait "
+        f"{share(run.waited)} of the time, and the records do not say for what; ranks that share "
+        "a machine have no network between them, and wait for its other work"
     ]

@@ -40,6 +40,8 @@ BURST = 3
 """So many packets lost one after another are a burst."""
 QUEUED = 3.0
 """A packet that queued so many times as long as usual has met a queue."""
+UNTOLD = 1.25
+"""A step that waited so many times as long as its last time says waited for something else, too."""
 MOST_SLOW = 10
 """So many of the slowest steps are explained."""
 
@@ -51,8 +53,9 @@ class Why:
     """Why one step was slow.
 
     Attributes:
-        took_s: Its duration in seconds; that of its communication where no more is recorded.
-        usual_s: That of the steps around it; NaN where there are too few.
+        took_s: Its duration in seconds; that of its communication where no more is recorded, as of
+            the last step.
+        usual_s: The same of the steps around it; NaN where there are too few.
         cause: What held it up.
         who: The rank or server that it names, as in "rank 3"; "" for none.
         short: What held it up, in a few words, with "probably" where that is a guess.
@@ -73,12 +76,17 @@ def explain(run: Run, record: Record) -> Why:
 
 
 def slowest(run: Run) -> Record:
-    return max(run.records, key=_took)
+    return max(_whole(run), key=_took)
+
+
+def _whole(run: Run) -> list[Record]:
+    """Returns the steps whose end is recorded; all of them where none is."""
+    return [each for each in run.records if not math.isnan(each.took_s)] or run.records
 
 
 def slowest_steps(run: Run) -> list[Why]:
     """Explains the slowest steps of a run, the slowest first, but for those that are as usual."""
-    longest = sorted(run.records, key=_took, reverse=True)[:MOST_SLOW]
+    longest = sorted(_whole(run), key=_took, reverse=True)[:MOST_SLOW]
     return [why for each in longest if (why := explain(run, each)).cause != "usual"]
 
 
@@ -89,6 +97,8 @@ class _Reading:
         self.run, self.record = run, record
         near = sorted(run.records, key=lambda each: abs(each.step - record.step))
         self.near = [each for each in near[: NEIGHBOURS + 1] if each is not record]
+        # A step without an end is compared by its communication, and so are those around it.
+        self.took = _communicated if math.isnan(record.took_s) else _took
         self.cause, self.who = self._cause()
 
     def usual(self, value: Value) -> float:
@@ -121,7 +131,7 @@ class _Reading:
         return int(found) if self.name(kind) == who and not math.isnan(found) else 0
 
     def why(self) -> Why:
-        record, usual, took = self.record, self.usual(_took), _took(self.record)
+        record, usual, took = self.record, self.usual(self.took), self.took(self.record)
         sure = self.cause in ("usual", "computing", "resent", "unknown")
         short = ("" if sure else "probably ") + self._short()
         known = (
@@ -142,8 +152,8 @@ class _Reading:
         return Why(record.step, took, usual, self.cause, self.who, short, lines)
 
     def _cause(self) -> tuple[Cause, str]:
-        usual = self.usual(_took)
-        if not math.isnan(usual) and _took(self.record) <= SLOW * usual:
+        usual = self.usual(self.took)
+        if not math.isnan(usual) and self.took(self.record) <= SLOW * usual:
             return "usual", ""
         waiting = self.excess(_waited)
         if self.excess(_computed) > waiting:
@@ -171,7 +181,10 @@ class _Reading:
     def _short(self) -> str:
         here, who = f"rank {self.run.rank}", self.who
         if self.cause == "path in" and not who:
-            return "contributions were awaited until their time was over"
+            late = self.name("missed")
+            lost = self.packets("missed", late) if late else 0
+            also = f"; {count(lost, 'packet')} of {late} were missing" if lost else ""
+            return f"the deadline for late gradients passed before all had arrived{also}"
         lost = self.packets("resent" if self.cause == "path out" else "missed", who)
         how = f", which lost {count(lost, 'packet')}" if lost else ""
         if lost and self.packets("burst", who) >= BURST:
@@ -226,6 +239,13 @@ class _Reading:
             )
             if self.name(key)
         ]
+        last = max(
+            number((self.record.slowest or {}).get(f"{key}_s"), 0.0)
+            for key in ("began", "pushed", "pulled")
+        )
+        if said and _waited(self.record) > UNTOLD * last:
+            rest = seconds(_waited(self.record) - last)
+            said.append(f"what the other {rest} of the waiting were for is not recorded")
         return "; ".join(said) or "not recorded"
 
     def _network(self) -> str:
@@ -249,6 +269,8 @@ class _Reading:
     def _decision(self) -> str:
         record, slow = self.record, self.record.slowest or {}
         said = f"{record.text('policy')}, {record.text('phase')} phase"
+        if record.text("phase") == "critical" and len({*record.bounds.tolist()}) > 1:
+            said += " of some layers"  # the bound below is the largest of any
         if slow:
             layers = slow.get("layers")
             names = dict.fromkeys(map(str, layers if isinstance(layers, list) else ()))
@@ -272,7 +294,11 @@ class _Reading:
 
 
 def _took(record: Record) -> float:
-    return record.number("comm_s", 0.0) if math.isnan(record.took_s) else record.took_s
+    return _communicated(record) if math.isnan(record.took_s) else record.took_s
+
+
+def _communicated(record: Record) -> float:
+    return record.number("comm_s", 0.0)
 
 
 def _waited(record: Record) -> float:
