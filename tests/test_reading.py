@@ -469,6 +469,18 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "probably the path from rank 3" in text
 
 
+@pytest.mark.parametrize(("changes", "drawn"), [({}, 39), ({"period_s": 0.0}, 40)])
+def test_the_page_draws_no_step_short_whose_end_is_not_recorded(
+    tmp_path: Path, changes: dict[str, Any], drawn: int
+) -> None:
+    """As that of a run's last one never is, and of some files none."""
+    file = write(tmp_path / "steps.jsonl", **changes)
+    run("report", file, "-o", tmp_path / "page.html")
+    plot = (tmp_path / "page.html").read_text().partition("Time of a step")[2]
+    waiting = re.findall(r'class="second"[^>]* height="([\d.]+)"', plot.partition("</svg>")[0])
+    assert len([height for height in waiting if float(height)]) == drawn
+
+
 def test_the_page_of_a_long_run_of_a_large_model_is_small(tmp_path: Path) -> None:
     regions = [
         {"name": f"layers.{i}.attention.weight", "bound": 0.1, "delivered": 0.99}

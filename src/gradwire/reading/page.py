@@ -64,7 +64,7 @@ def _section(run: Run, summary: Summary) -> str:
             "Time of a step",
             "computing below, waiting for the network above; a dot is the longest step of a column",
             run.records,
-            [lambda each: each.took_s - each.waited_s, lambda each: each.waited_s],
+            [lambda each: each.took_s - each.waited_s, _waited_of(run.records)],
             seconds,
             longest=lambda each: each.took_s,
         ),
@@ -97,6 +97,17 @@ def _section(run: Run, summary: Summary) -> str:
         + (f'<p class="faint">{left:,} more lost no more than these.</p>' if left > 0 else "")
         + "</section>\n"
     )
+
+
+def _waited_of(records: Sequence[Record]) -> Value:
+    """Returns what gives the waiting of a step.
+
+    A step whose duration is not recorded, as of a run's last one, would look short by its waiting
+    alone; where no duration is, waiting is all that there is to show.
+    """
+    if all(math.isnan(each.took_s) for each in records):
+        return lambda each: each.waited_s
+    return lambda each: math.nan if math.isnan(each.took_s) else each.waited_s
 
 
 def _table(caption: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,6 +58,13 @@ def over_time(document: Document) -> str:
     starts = [burst["start"] for burst in document["bursts_sent"]]
     axes.vlines(starts, 0, 0.03, color=BURST, linewidth=0.5, transform=axes.get_xaxis_transform())
     for entry in document["contestants"]:
+        axes.plot(  # the untimed steps, with which a turn begins, break the line
+            [step["start"] for step in entry["series"]],
+            [step["comm"] * 1000 if step["timed"] else math.nan for step in entry["series"]],
+            color=_colour(entry),
+            alpha=0.5,
+            linewidth=0.8,
+        )
         for dots, alpha in ((True, 0.85), (False, 0.3)):
             steps = [step for step in entry["series"] if step["timed"] is dots]
             axes.scatter(
