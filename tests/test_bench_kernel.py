@@ -41,7 +41,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 )
 def test_marks_are_about_the_median_and_the_drops(median: float, dropped: float, met: bool) -> None:
     found = {
-        "Gloo, cubic": {"median": 1.0, "dropped": 0.1},
+        "Gloo, CUBIC": {"median": 1.0, "dropped": 0.1},
         "gradwire": {"median": median, "dropped": dropped},
     }
     assert marks({"contestants": found})["met"] is met
@@ -56,7 +56,7 @@ def test_a_network_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, [*args, "--out", str(kept), "--json"])
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)
-    assert {"Gloo, cubic", "gradwire"} <= set(row["contestants"])
+    assert {"Gloo, CUBIC", "gradwire"} <= set(row["contestants"])
     for found in row["contestants"].values():
         assert 0 < found["median"] <= found["p90"]
         assert 0 <= found["dropped"] < 1

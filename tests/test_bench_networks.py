@@ -127,6 +127,12 @@ def test_a_rate_that_is_no_number_is_refused(value: float) -> None:
         Link(rate=value)
 
 
+@pytest.mark.parametrize("wrong", [{"host_delay": float("nan")}, {"send_time": -1.0}])
+def test_hosts_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError):
+        Fabric(2, **wrong)
+
+
 QUICK = Cell("", "", 2, Link(), 1)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gradwire_lab.bench import app
+from gradwire_lab.bench import app, networks_page
+from gradwire_lab.bench.network_groups import far, grid
 from gradwire_lab.bench.page import NAME, TITLES, render
 from gradwire_lab.bench.pictures import SIZE_GROUNDS, measure_sizes
 from gradwire_lab.bench.transport_grid import NETWORKS, Ground
@@ -50,6 +51,65 @@ def test_the_map_has_each_place_once() -> None:
 # ---------------------------------------------------------------------------- page and figures
 
 
+def _networks(folder: Path) -> None:
+    """A rack and a far host, as `gradwire bench networks` keeps them."""
+    rack = next(each for each in grid(rates=(1,), ranks=(4,)) if each.link.queue > 1 << 18)
+    figures = {"first": 1.5, "time": 1.07, "worst": 1.2, "drops": 0.004, "payload": 1.0}
+    rows = [
+        {"group": each.group, "name": each.name, **figures, "acks": 0.1, "date": day, "seeds": 5}
+        for each, day in ((rack, "2026-01-02T03:04:05"), (next(far()), "2026-01-03T03:04:05"))
+    ]
+    failed = {"group": "grid", "name": "none", "failure": "not done", "failed": 1}
+    (folder / networks_page.FIGURES).write_text(
+        json.dumps({"machine": {}, "rows": [*rows, failed]})
+    )
+
+
+def test_the_command_draws_the_map_of_networks_and_writes_their_page(tmp_path: Path) -> None:
+    _figures(tmp_path)
+    _networks(tmp_path)
+    result = RUNNER.invoke(app, ["page", "networks", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / networks_page.NAME).read_text()
+    assert page == networks_page.render(tmp_path)
+    (rack,) = (line for line in page.splitlines() if line.startswith("| 1 Gbit/s | 4 |"))
+    assert "| 1.07 | 1.20 | 0.4 % |" in rack
+    assert "costs nothing" in page
+    assert "2026-01-02 to 2026-01-03" in " ".join(page.split())
+    assert "10 ms away" in page
+    for form in ("networks.svg", "networks-dark.svg"):
+        assert "1.07 · 0.4 %" in (tmp_path / form).read_text()
+
+
+def test_the_page_of_networks_has_a_kernels_table_where_it_was_measured(tmp_path: Path) -> None:
+    _figures(tmp_path)
+    _networks(tmp_path)
+    assert "BBR" not in networks_page.render(tmp_path)
+    found = {"median": 1.08, "p90": 1.3, "dropped": 0.125}
+    contestants = dict.fromkeys(("Gloo, CUBIC", "Gloo, BBR", "gradwire"), found)
+    machine = {"cpu": "some", "cores": 2, "load": 0.1, "kernel": "6.1", "torch": "2.9"}
+    case = {"ranks": 2, "queue": 16 << 10, "rate": 200e6, "size": 2 << 20, "rounds": 60}
+    row = {**case, "contestants": contestants, "machine": machine, "date": "2026-01-04T00:00:00"}
+    (tmp_path / networks_page.KERNEL).write_text(json.dumps([row]))
+    page = networks_page.render(tmp_path)
+    assert "| 2 | 16 KiB | Gloo, BBR | 1.08 | 1.30 | 12.5 % |" in page
+    assert "2026-01-04" in page
+
+
+@pytest.mark.parametrize(
+    ("time", "drops", "level"),
+    [(1.1, 0.005, 0), (1.1, 0.006, 1), (1.25, 0.02, 1), (1.26, 0.0, 2), (1.0, 0.021, 2)],
+)
+def test_a_network_costs_what_its_time_and_its_drops_say(
+    time: float, drops: float, level: int
+) -> None:
+    assert networks_page.verdict(time, drops) == level
+
+
+def test_the_page_of_networks_is_what_the_figures_say() -> None:
+    assert (DOCS / networks_page.NAME).read_text() == networks_page.render(DOCS)
+
+
 def _figures(folder: Path) -> None:
     """Figures of every picture, as few as the page needs."""
     entry = {"timed_steps": 9, "comm_max_s": 0.2, "comm_median_s": 0.1, "steps_per_s": 4.0}
@@ -65,7 +125,6 @@ def _figures(folder: Path) -> None:
                 for loss in LOSSES
             ]
         },
-        "racks": {"cells": [{"rate_bps": 1e9, "queue": 500_000, "time": 1.0, "drops": 0.0}]},
         "sizes": {"rows": [{"kib": kib, "exact": 0.25 + 1 / kib} for kib in (1, 4096)]},
     }
     for name, values in found.items():
@@ -86,20 +145,21 @@ def test_the_command_writes_the_page_from_the_figures(tmp_path: Path) -> None:
     assert "1.25 to 1.25 times as fast as Gloo's up to 256 KiB" in page
     for name in TITLES:
         assert f"({name}-dark.svg#only-dark)" in page
-    assert "draw racks" in page
 
 
 def test_the_page_is_what_the_figures_say() -> None:
     assert (DOCS / NAME).read_text() == render(DOCS)
 
 
-def test_a_page_without_a_picture_is_not_written(tmp_path: Path) -> None:
-    result = RUNNER.invoke(app, ["page", "page", "--out", str(tmp_path)])
+@pytest.mark.parametrize("part", ["page", "networks"])
+def test_a_page_without_figures_is_not_written(tmp_path: Path, part: str) -> None:
+    result = RUNNER.invoke(app, ["page", part, "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / networks_page.NAME).exists()
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["sizes", "--out", "/nowhere"]])
+@pytest.mark.parametrize("arguments", [["nothing"], ["sizes", "--out", "/dev/null/none"]])
 def test_what_cannot_be_is_refused(arguments: list[str]) -> None:
     assert RUNNER.invoke(app, ["page", *arguments]).exit_code == 2
 

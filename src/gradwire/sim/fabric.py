@@ -134,6 +134,8 @@ class Sent(NamedTuple):
 
 
 def _ns(seconds: float) -> int:
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} seconds: a finite number is needed")
     return round(seconds * 1e9)
 
 

@@ -25,13 +25,13 @@ from gradwire_lab.network.network import Network
 from gradwire_lab.network.presets import KIB, Preset
 
 GRADWIRE = "gradwire"
-CUBIC = "Gloo, cubic"
+CUBIC = "Gloo, CUBIC"
 BUCKET = 15 * KIB
 """Bytes that an idle port sends at once."""
 BLOCKS = 5
 """Turns of each contestant."""
 MOST_OVER, MOST_DROPS = 1.05, 0.02
-"""The marks: gradwire's median over that of Gloo with cubic, and its dropped share."""
+"""The marks: gradwire's median over that of Gloo with CUBIC, and its dropped share."""
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _TIMEOUT_S = 120.0
 
@@ -65,7 +65,7 @@ def contestants(ranks: int) -> list[Entry]:
     known = _AVAILABLE.read_text(encoding="ascii").split() if _AVAILABLE.exists() else []
     gloo = [
         Entry(
-            f"Gloo, {name}",
+            f"Gloo, {name.upper()}",
             "gradwire_lab.contest.gloo:GlooOver",
             {"congestion_control": name, "workers": ranks, "timeout_s": _TIMEOUT_S},
         )
@@ -133,7 +133,7 @@ def _ports(network: Network) -> tuple[int, int]:
 
 
 def marks(row: dict[str, Any]) -> dict[str, Any]:
-    """Return gradwire's median over that of Gloo with cubic, and whether its marks are met."""
+    """Return gradwire's median over that of Gloo with CUBIC, and whether its marks are met."""
     ours = row["contestants"][GRADWIRE]
     theirs = row["contestants"].get(CUBIC)
     over = None if theirs is None else ours["median"] / theirs["median"]

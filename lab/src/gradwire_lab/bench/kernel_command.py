@@ -96,7 +96,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         title=f"{first['rate'] / 1e6:g} Mbit/s, {first['size'] / 2**20:g} MiB, hosts faster than "
         "the ports",
         caption="times over the header ideal; dropped: share of the packets that came to the "
-        f"ports; marks: median ≤ {MOST_OVER} of Gloo's with cubic, dropped ≤ {MOST_DROPS:.0%}\n"
+        f"ports; marks: median ≤ {MOST_OVER} of Gloo's with CUBIC, dropped ≤ {MOST_DROPS:.0%}\n"
         f"{CONVENTION}",
     )
     for column in ("network", "contestant", "rounds", "median", "p90", "dropped", "marks"):
@@ -133,5 +133,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 def _said(found: dict[str, Any]) -> str:
     if found["over"] is None:
-        return "no Gloo with cubic"
+        return "no Gloo with CUBIC"
     return f"{found['over']:.2f} of Gloo's: {'met' if found['met'] else 'MISSED'}"

@@ -25,15 +25,20 @@ def size_text(size: int) -> str:
     return f"{size / (1 << 20):g} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"
 
 
-def grid(
-    rates: Iterable[float] = (0.1, 1, 10, 25), ranks: Iterable[int] = (2, 4, 8, 16)
-) -> Iterator[Cell]:
+RATES = (0.1, 1, 10, 25)
+"""Gbit/s of a rack's ports."""
+RANKS = (2, 4, 8, 16)
+UPLINKS = (1, 10)
+"""Rates of a rack's hosts over those of the ports."""
+
+
+def grid(rates: Iterable[float] = RATES, ranks: Iterable[int] = RANKS) -> Iterator[Cell]:
     """Yield racks: rates in Gbit/s, ranks, uplinks as fast as the ports and ten times, queues."""
     for rate in (each * GIGABIT for each in rates):
         for count in ranks:
             least = int(max(16 << 10, 100e-6 * rate, 2 * MAX_FRAME * (count - 1)))
             queues = [least, 2 * least, int(1e-3 * rate), int(4e-3 * rate)]
-            for uplink in (1, 10):
+            for uplink in UPLINKS:
                 for queue in sorted({size for size in queues if size >= least}):
                     yield Cell(
                         "grid",

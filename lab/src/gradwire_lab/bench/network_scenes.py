@@ -68,6 +68,13 @@ WORDS = {
     "drops": "own drops",
 }
 """Figures of scenes, in words."""
+SHARES = {"drops", "first_drops", "second_drops", "drops_halved", "drops_doubled"}
+"""Those that are shares of the packets."""
+
+
+def figure_text(key: str, value: float) -> str:
+    """Return a figure as tables have it."""
+    return f"{100 * value:.2f} %" if key in SHARES else f"{value:.2f}"
 
 
 def _left(until: float, fabric: Fabric) -> bool:

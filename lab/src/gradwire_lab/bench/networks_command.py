@@ -16,7 +16,7 @@ from rich.table import Table
 
 from gradwire.sim.fabric import Link
 from gradwire_lab.bench.network_groups import GROUPS, HOST_QUEUE
-from gradwire_lab.bench.network_scenes import WORDS
+from gradwire_lab.bench.network_scenes import SHARES, WORDS, figure_text
 from gradwire_lab.bench.networks import GIGABIT, Cell, Situation, run_networks
 from gradwire_lab.contest.measure import CONVENTION, environment
 
@@ -26,7 +26,6 @@ _CAPTION = (
     f"over the bytes of the ops; ACKs: for a datagram received\n{CONVENTION}"
 )
 _SHORT = {"time": "time", "drops": "own drops", "payload": "sent", "acks": "ACKs"}
-_SHARES = {"drops", "first_drops", "second_drops", "drops_halved", "drops_doubled"}
 
 
 def networks(
@@ -70,7 +69,7 @@ def networks(
     if not situations:
         raise typer.BadParameter(f"{only}: no network's name contains it", param_hint="--only")
     older = {} if beside is None else _read("--beside", beside)
-    kept = _read("--out", out) if out is not None and out.exists() else {}
+    kept = {} if out is None else _room(out)
     with Console(stderr=True).status("networks in virtual time") as status:
         processes = jobs or len(os.sched_getaffinity(0))
         rows = run_networks(situations, seeds, processes, progress=status.update)
@@ -149,6 +148,17 @@ def _read(option: str, path: Path) -> dict[_Key, Row]:
         raise typer.BadParameter(why, param_hint=option) from error
 
 
+def _room(path: Path) -> dict[_Key, Row]:
+    """Return the rows that a file has; raises BadParameter where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        why = f"{path}: cannot be written: {error.strerror}"
+        raise typer.BadParameter(why, param_hint="--out") from error
+    return _read("--out", path) if path.stat().st_size else {}
+
+
 def _keep(path: Path, kept: dict[_Key, Row], rows: Sequence[Row], seeds: int) -> None:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for row in rows:
@@ -157,8 +167,17 @@ def _keep(path: Path, kept: dict[_Key, Row], rows: Sequence[Row], seeds: int) ->
     known = sorted(
         kept.values(), key=lambda row: order.index(row["group"]) if row["group"] in order else -1
     )
-    text = json.dumps({"machine": environment(), "rows": known}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    lines = ",\n".join(json.dumps(_rounded(row), ensure_ascii=False) for row in known)
+    machine = json.dumps(environment())
+    path.write_text(f'{{"machine": {machine},\n"rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def _rounded(row: Row) -> Row:
+    """Return a row with as many digits as anybody reads."""
+    return {
+        key: float(f"{value:.5g}") if isinstance(value, float) else value
+        for key, value in row.items()
+    }
 
 
 def _compare(rows: Sequence[Row], older: Mapping[_Key, Row]) -> None:
@@ -218,11 +237,6 @@ def _scene(row: Row, seeds: int) -> Table:
     return table
 
 
-def figure_text(key: str, value: float) -> str:
-    """Return a figure as tables have it."""
-    return f"{100 * value:.2f} %" if key in _SHARES else f"{value:.2f}"
-
-
 def mark_text(mark: Mapping[str, Any]) -> str:
     """Return a mark's bounds, and whether it is met."""
     bounds = [
@@ -234,7 +248,7 @@ def mark_text(mark: Mapping[str, Any]) -> str:
 
 
 def _bound(key: str, value: float) -> str:
-    return f"{100 * value:g} %" if key in _SHARES else f"{value:.3g}"
+    return f"{100 * value:g} %" if key in SHARES else f"{value:.3g}"
 
 
 def _marks(row: Row) -> str:

@@ -13,23 +13,20 @@ from jinja2 import Environment, StrictUndefined
 
 from gradwire_lab.bench.where import tcp_seconds
 
-__all__ = ["NAME", "render", "write_page"]
+__all__ = ["NAME", "filled", "paying", "render", "write_page"]
 
 NAME = "benchmarks.md"
 TITLES = {
     "step-times": "[while the network bursts](#while-the-network-bursts)",
     "far-times": "[hosts far from each other](#hosts-far-from-each-other)",
     "where-it-pays": "[where it pays](#where-it-pays)",
-    "racks": "[queues of a rack](#queues-of-a-rack)",
     "sizes": "[quiet networks, by size](#quiet-networks-by-size)",
 }
-_VIRTUAL = ("where-it-pays", "racks")
+_VIRTUAL = ("where-it-pays",)
 """The pictures whose figures do not depend on the machine."""
 _QUIET_S = 0.001
 _PARAMETERS = 2_150_000
 """Of the demo's model; each moves as two bytes in half precision."""
-_ENOUGH_S = 1e-3
-"""A queue of this much of the port's rate is enough."""
 
 Figures = Mapping[str, Any]
 
@@ -67,11 +64,10 @@ def render(folder: Path) -> str:
         cpu=machine["cpu"],
         bursts=_bursts(known["step-times"]),
         far=_far(known["far-times"]),
-        map=_map(known["where-it-pays"]["cells"]),
-        racks=_racks(known["racks"]["cells"]),
+        map=paying(known["where-it-pays"]["cells"]),
         sizes=_sizes(known["sizes"]),
     )
-    return "\n\n".join(map(_filled, page.split("\n\n")))
+    return "\n\n".join(map(filled, page.split("\n\n")))
 
 
 def _load(load: float | None) -> str:
@@ -79,9 +75,9 @@ def _load(load: float | None) -> str:
     return "not noted" if load is None else f"{load:.1f}"
 
 
-def _filled(paragraph: str) -> str:
+def filled(paragraph: str) -> str:
     """Return a paragraph, or a list, in lines of the pages' length."""
-    if paragraph.startswith(("|", "!", "#")):
+    if paragraph.startswith(("|", "!", "#", "```")):
         return paragraph
     found: list[str] = []
     for item in re.split(r"\n(?=- )", paragraph.rstrip("\n")):
@@ -115,7 +111,8 @@ def _far(figures: Figures) -> dict[str, str]:
     }
 
 
-def _map(cells: Sequence[Figures]) -> dict[str, str]:
+def paying(cells: Sequence[Figures]) -> dict[str, str]:
+    """Return in words what the map of where it pays says."""
     quiet = [
         cell["times_as_fast"]
         for cell in cells
@@ -137,15 +134,6 @@ def _map(cells: Sequence[Figures]) -> dict[str, str]:
         "trips_low": f"{min(trips):.1f}",
         "trips_high": f"{max(trips):.1f}",
         "middle": f"{middle:.0f}",
-    }
-
-
-def _racks(cells: Sequence[Figures]) -> dict[str, str]:
-    long = [cell for cell in cells if 8 * cell["queue"] >= _ENOUGH_S * cell["rate_bps"]]
-    return {
-        "enough_ms": f"{1000 * _ENOUGH_S:g}",
-        "worst": f"{max(cell['time'] for cell in long):.2f}",
-        "drops": f"{100 * max(cell['drops'] for cell in long):.1f}",
     }
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gradwire_lab.network.network import probe
 
-PARTS = ("demo", "where", "racks", "sizes")
+PARTS = ("demo", "where", "networks", "sizes")
 WITH_NETWORK = ("demo", "sizes")
 """The parts that measure on networks of namespaces."""
 PAGE = "page"
@@ -30,8 +30,9 @@ def page(
     """Draw the pictures of the page of benchmarks, and write it.
 
     The demo and the sizes need namespaces and a machine with nothing else to do, for four minutes
-    each. The map of where gradwire pays, and racks by their queues, are virtual time. "page" alone
-    writes the page from the figures that are there.
+    each. The map of where gradwire pays is virtual time. The page of networks is written from the
+    rows that `gradwire bench networks` keeps. "page" alone writes the page of benchmarks from the
+    figures that are there.
     """
     for name in part or ():
         if name not in (*PARTS, PAGE):
@@ -47,17 +48,17 @@ def page(
         why = f"no lab network on this machine: {reason}"
         console.print(f"gradwire bench page: {why}", markup=False)
         raise typer.Exit(2)
-    for name in parts:
-        if name == "demo":
-            written = _demo(out, command, console)
-        else:
-            from gradwire_lab.bench.pictures import PARTS as DRAWN
-
-            with console.status(name) as status:
-                processes = jobs or len(os.sched_getaffinity(0))
-                written = DRAWN[name](out, command, processes, status.update)
-        console.print(f"Written: {', '.join(map(str, written))}", highlight=False, markup=False)
     try:
+        for name in parts:
+            if name == "demo":
+                written = _demo(out, command, console)
+            else:
+                from gradwire_lab.bench.pictures import PARTS as DRAWN
+
+                with console.status(name) as status:
+                    processes = jobs or len(os.sched_getaffinity(0))
+                    written = DRAWN[name](out, command, processes, status.update)
+            console.print(f"Written: {', '.join(map(str, written))}", highlight=False, markup=False)
         console.print(f"Written: {write_page(out)}", highlight=False, markup=False)
     except FileNotFoundError as error:
         why = f"the page is not written: {error.filename} is not there"

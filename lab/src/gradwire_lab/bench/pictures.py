@@ -14,8 +14,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gradwire_lab.bench.network_groups import grid
-from gradwire_lab.bench.networks import Cell, run_networks
+from gradwire_lab.bench.networks_page import write
 from gradwire_lab.bench.transport import run_ground
 from gradwire_lab.bench.transport_grid import Ground, quick_grounds
 from gradwire_lab.bench.where import LOSSES, ROUND_TRIPS, SIZES, run_map
@@ -41,13 +40,9 @@ def where(folder: Path, command: str, jobs: int, progress: Progress) -> list[Pat
     return _write(folder / "where-it-pays.svg", command, {"cells": cells}, lambda: _map(cells))
 
 
-def racks(folder: Path, command: str, jobs: int, progress: Progress) -> list[Path]:
-    """Draw time and own drops of racks by the queue of their ports."""
-    cells = list(grid(rates=(1, 10), ranks=(4, 8)))
-    fast = [cell for cell in cells if cell.uplink and cell.uplink.rate > cell.link.rate]
-    rows = run_networks(fast, 3, jobs, progress)
-    found = [_rack(cell, row) for cell, row in zip(fast, rows, strict=True)]
-    return _write(folder / "racks.svg", command, {"cells": found}, lambda: _racks(found))
+def networks(folder: Path, command: str, jobs: int, progress: Progress) -> list[Path]:
+    """Draw the map of racks, and write the page of networks, from the rows that were kept."""
+    return write(folder)
 
 
 def sizes(folder: Path, command: str, jobs: int, progress: Progress) -> list[Path]:
@@ -58,7 +53,7 @@ def sizes(folder: Path, command: str, jobs: int, progress: Progress) -> list[Pat
 
 PARTS: Mapping[str, Callable[[Path, str, int, Progress], list[Path]]] = {
     "where": where,
-    "racks": racks,
+    "networks": networks,
     "sizes": sizes,
 }
 """The pictures that this module draws, by the name of their part."""
@@ -118,45 +113,6 @@ def _map(cells: Sequence[Mapping[str, Any]]) -> Figure:
 
 def _size(size: int) -> str:
     return f"{size >> 20} MiB a rank" if size >= 1 << 20 else f"{size >> 10} KiB a rank"
-
-
-# ---------------------------------------------------------------------------- racks
-
-
-def _rack(cell: Cell, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one network of a rack, with what it took; None where it failed."""
-    return {
-        "rate_bps": 8 * cell.link.rate,
-        "ranks": cell.ranks,
-        "queue": cell.link.queue,
-        "time": row.get("time"),
-        "drops": row.get("drops"),
-    }
-
-
-def _racks(found: Sequence[Mapping[str, Any]]) -> Figure:
-    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
-    kinds = sorted({(each["rate_bps"], each["ranks"]) for each in found})
-    words = (("time", "time over the header ideal", 0.95), ("drops", "own packets dropped, %", 0.0))
-    handles = [
-        line(f"{rate / 1e9:g} Gbit/s, {ranks} hosts", _COLOURS[place])
-        for place, (rate, ranks) in enumerate(kinds)
-    ]
-    for number, (key, label, base) in enumerate(words):
-        axes = figure.add_subplot(1, 2, number + 1)
-        for place, kind in enumerate(kinds):
-            points = [
-                (each["queue"] / 1024, each[key] * (100 if key == "drops" else 1))
-                for each in found
-                if (each["rate_bps"], each["ranks"]) == kind and each[key] is not None
-            ]
-            axes.plot(*zip(*points, strict=True), color=_COLOURS[place], marker=".")
-        logarithmic(axes, "x")
-        axes.set(xlabel="queue of a port, KiB", ylabel=label)
-        axes.set_ylim(bottom=base)
-        if number == 0:
-            legend(axes, handles, 2)
-    return figure
 
 
 # ---------------------------------------------------------------------------- sizes
