@@ -10,7 +10,7 @@ SparePush::SparePush(const Plan& plan, const Grid& grid, const Grid::Shard& shar
   const std::vector<ShardRegion> regions = shard_regions(plan, grid, shard);
   for (uint32_t r = 0; r < regions.size(); ++r)
     reserve_[r].need = regions[r].elements - regions[r].losable;
-  for (uint32_t c : list_) reserve_[grid.region[c]].underway += grid.length(c);
+  for (uint32_t c : sent_) reserve_[grid.region[c]].underway += grid.length(c);
   for (uint32_t c : list.spares) {
     unsent_[c - begin_] = 1;
     put_back(c);
@@ -45,7 +45,7 @@ void SparePush::doubt(uint32_t chunk) {
   for (; reserve.underway < reserve.need && !reserve.waiting.empty(); reserve.waiting.pop()) {
     const uint32_t c = reserve.waiting.front();
     if (state(c) != State::reserved) continue;  // settled meanwhile
-    open_ += unsent_[c - begin_];
+    due_ += unsent_[c - begin_];
     reserve.underway += grid_.length(c);
     queue(c, false);
   }
@@ -54,7 +54,7 @@ void SparePush::doubt(uint32_t chunk) {
 void SparePush::settle(uint32_t chunk, State to) {
   if (state(chunk) == State::reserved) {
     if (unsent_[chunk - begin_]) {
-      ++open_;  // it was not counted
+      ++due_;  // it was not counted
     } else {
       reserve_[grid_.region[chunk]].underway += grid_.length(chunk);
     }

@@ -1,0 +1,68 @@
+// StreamSender sends each chunk of a list once, and again those that get lost: the course that
+// StreamPush and StreamPull have in common.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/fifo.h"
+#include "proto/base/zeroed.h"
+#include "proto/plan/grid.h"
+#include "proto/push/chunk_sender.h"
+
+namespace gradwire {
+
+class StreamSender : public ChunkSender {
+ public:
+  bool settled() const override { return over_ >= due(); }
+  bool next(uint32_t& chunk, bool& again, bool fresh) override;
+  bool peek(uint32_t& chunk, bool fresh) override;
+  bool in_last(double share) const override { return last_of(cursor_, whole_, share); }
+  // A chunk that was sent twice may have arrived, so it is not in flight.
+  bool in_flight(uint32_t chunk) const override { return state_[chunk - begin_] == State::flight; }
+  void acked(uint32_t chunk) override { settle(chunk, State::acked); }
+  void forget(uint32_t chunk) override { settle(chunk, State::done); }
+
+ protected:
+  // reserved: it goes only in place of another (SparePush).
+  enum class State : uint8_t { idle, flight, acked, queued, reserved, done };
+
+  // `list` may grow, and outlives this. `whole`: the chunks that it has in the end. `holes_first`:
+  // lost chunks go before fresh ones.
+  StreamSender(const Grid::Shard& shard, const std::vector<uint32_t>& list, size_t whole,
+               bool holes_first)
+      : begin_(shard.begin),
+        list_(list),
+        whole_(whole),
+        holes_first_(holes_first),
+        state_(shard.size()) {}
+
+  // The chunks that must be acknowledged, given up or forgotten.
+  virtual size_t due() const = 0;
+  // The receiver needs the chunk no more, or has it.
+  virtual void settle(uint32_t chunk, State to);
+  // The chunk goes again. `forgivable`: after those that go in any case.
+  void queue(uint32_t chunk, bool forgivable);
+  State& state(uint32_t chunk) { return state_[chunk - begin_]; }
+  bool over(uint32_t chunk) { return state(chunk) == State::acked || state(chunk) == State::done; }
+  size_t unsent() const { return list_.size() - cursor_; }
+
+  uint32_t begin_;
+  const std::vector<uint32_t>& list_;
+  ChunkFifo again_;       // chunks to be sent again
+  ChunkFifo forgivable_;  // chunks to be sent again, or forgiven
+  uint32_t queued_ = 0;   // of both, without those that are over meanwhile
+
+ private:
+  bool peek_again(uint32_t& chunk);
+  bool peek_fresh(uint32_t& chunk);
+
+  size_t whole_;
+  bool holes_first_;
+  Zeroed<State> state_;  // by chunk of the shard
+  size_t cursor_ = 0;
+  size_t over_ = 0;  // chunks
+};
+
+}  // namespace gradwire
