@@ -63,7 +63,8 @@ PROTO_ROOMS = {
     "sched": ("base", "plan"),
     "push": ("base", "plan"),
     "pull": ("base", "plan", "push"),
-    "path": ("base", "plan", "recovery", "congestion", "credit"),
+    "op": ("base", "plan", "push", "pull"),
+    "path": ("base", "plan", "recovery", "congestion", "credit", "sched", "op"),
 }
 PROTO_ROOMS["endpoint"] = tuple(PROTO_ROOMS)
 # What the layers below io (and sim, which is virtual) must not see: clocks, sockets, random
@@ -317,7 +318,8 @@ def test_downward_python_imports_are_left_alone(tmp_path: Path) -> None:
         ("wire/packet.h", '#include "proto/plan.h"', "does not stand below"),
         ("sim/fabric.cc", '#include "io/socket.h"', "does not stand below"),
         ("proto/plan/grid.cc", '#include "proto/push/aggregator.h"', "stand below it in proto"),
-        ("proto/path/path.h", '#include "proto/endpoint/op.h"', "stand below it in proto"),
+        ("proto/path/path.h", '#include "proto/endpoint/endpoint.h"', "stand below it in proto"),
+        ("proto/op/op.h", '#include "proto/path/path.h"', "stand below it in proto"),
         ("reduce/sum.cc", '  #  include "proto/plan.h"', "does not stand below"),
         ("proto/sender.cc", "#include <chrono>", "no clocks"),
         ("proto/sender.cc", "#include <sys/socket.h>", "no clocks"),

@@ -16,7 +16,7 @@
 #include "binding/errors.h"
 #include "codec/codec.h"
 #include "proto/base/memory.h"
-#include "proto/endpoint/op_memory.h"
+#include "proto/op/op_memory.h"
 #include "proto/plan/grid.h"
 #include "reduce/accumulate.h"
 

@@ -120,7 +120,7 @@ class Fabric {
   Nanos finished_at(uint16_t worker, uint64_t op) const;
   const std::string& failure(uint16_t host) const { return hosts_[host].failure; }
   bool closed(uint16_t host) const { return hosts_[host].closed; }
-  const Counters& counters(uint16_t host) const { return hosts_[host].endpoint->counters(); }
+  Counters counters(uint16_t host) const { return hosts_[host].endpoint->counters(); }
   uint64_t dropped_by_socket(uint16_t host) const { return hosts_[host].dropped_socket; }
   // The packets sent by a host that queues and policers have dropped, wherever they are.
   uint64_t dropped_by_ports(uint16_t host) const { return hosts_[host].dropped_ports; }

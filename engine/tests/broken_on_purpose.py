@@ -131,9 +131,9 @@ BREAKS = (
     Break(
         1,
         "what a tail probe sends again may be given up before it goes",
-        PROTO + "push/stream_push.cc",
-        "(forgivable ? lost_ : again_).push(chunk);",
-        "lost_.push(chunk);",
+        PROTO + "push/stream_sender.cc",
+        "(forgivable ? forgivable_ : again_).push(chunk);",
+        "forgivable_.push(chunk);",
         SIM + "late_rank.py",
     ),
     Break(
@@ -147,28 +147,28 @@ BREAKS = (
     Break(
         2,
         "a worker keeps what a committed pull withheld from others",
-        PROTO + "endpoint/results.cc",
+        PROTO + "op/worker_half.cc",
         "if (pull.takes_results() && !r.applied[c])",
-        "if (pull.takes_results() && !r.applied[c] && op.aggregator->shard != 1)",
+        "if (pull.takes_results() && !r.applied[c] && config_.shard() != 1)",
         SIM + "bounded.py " + SIM + "property.py",
     ),
     Break(
         2,
         "each aggregator commits for itself what it has",
-        PROTO + "endpoint/results.cc",
-        "op.worker->pull[part.shard].commit(*applied);",
+        PROTO + "op/aggregator_half.cc",
+        "if (own_) own_->pull(config_.shard()).commit(*applied);",
         "Bitmap own = *applied;"
-        " for (uint32_t c : part.sum.finished()) own.set(c - op.own_shard().begin);"
-        " op.worker->pull[part.shard].commit(own);",
+        " for (uint32_t c : sum_.finished()) own.set(c - shard().begin);"
+        " if (own_) own_->pull(config_.shard()).commit(own);",
         SIM + "bounded.py " + SIM + "property.py",
     ),
     Break(
         2,
         "an aggregator adds back for itself what an encoding took from its results",
-        PROTO + "endpoint/results.cc",
-        "r.error_offset = op.grid.offset[op.own_shard().begin];",
-        "r.error_offset = op.grid.offset[op.own_shard().begin];"
-        " float* const at = const_cast<float*>(op.spec.data.floats(r.error_offset));"
+        PROTO + "op/aggregator_half.cc",
+        "r.error_offset = grid_.offset[shard().begin];",
+        "r.error_offset = grid_.offset[shard().begin];"
+        " float* const at = const_cast<float*>(spec_.data.floats(r.error_offset));"
         " reduce::add(at, r.result_error.data(), r.result_error.size());",
         SIM + "encodings.py",
     ),
@@ -208,8 +208,8 @@ BREAKS = (
     Break(
         3,
         "control messages are sent once",
-        PROTO + "endpoint/acks.cc",
-        "path.control.again(packet.item);",
+        PROTO + "path/path.cc",
+        "control.again(each.packet.item);",
         "",
         SIM + "exact.py " + SIM + "faults.py",
     ),
@@ -248,7 +248,7 @@ BREAKS = (
     Break(
         6,
         "a silent engine is waited for",
-        PROTO + "endpoint/liveness.cc",
+        PROTO + "path/silence.cc",
         "now - last <= config.peer_timeout",
         "now - last <= 1000 * config.peer_timeout",
         SIM + "faults.py",
@@ -256,15 +256,15 @@ BREAKS = (
     Break(
         6,
         "who said goodbye is missed",
-        PROTO + "endpoint/liveness.cc",
-        "if (p && p->life.connected && (!p->farewell.gone || waits_for(p->peer)))",
-        "if (p && p->life.connected)",
+        PROTO + "endpoint/endpoint.cc",
+        "if (each.left) {",
+        "if (each.left && now < 0) {",
         SIM + "faults.py",
     ),
     Break(
         6,
         "what went away with a peer is waited for",
-        PROTO + "endpoint/receive.cc",
+        PROTO + "endpoint/ops.cc",
         "if (!op) continue;",
         "if (op || !op) continue;",
         SIM + "faults.py",
@@ -272,9 +272,9 @@ BREAKS = (
     Break(
         6,
         "an op has no time-out",
-        PROTO + "endpoint/liveness.cc",
-        "!op->working() || now < op->deadline",
-        "!op->working() || op->started <= now",
+        PROTO + "endpoint/endpoint.cc",
+        "return now >= entry.second->deadline();",
+        "return now >= kNever && entry.second;",
         SIM + "faults.py",
     ),
     Break(
@@ -304,9 +304,9 @@ BREAKS = (
     Break(
         6,
         "an op waits for memory that nobody is sure to give",
-        PROTO + "endpoint/ops.cc",
-        "need > memory.most_of_ops() || stuck(op)",
-        "need > memory.most_of_ops()",
+        PROTO + "op/admission.cc",
+        "need > memory_.most_of_ops() || stuck(id)",
+        "need > memory_.most_of_ops()",
         SIM + "lanes.py",
     ),
     Break(
@@ -328,15 +328,15 @@ BREAKS = (
     Break(
         7,
         "the core looks at a clock",
-        PROTO + "endpoint/repeat.cc",
-        '#include "proto/endpoint/endpoint_impl.h"',
-        '#include <chrono>\n#include "proto/endpoint/endpoint_impl.h"',
+        PROTO + "recovery/repetition.cc",
+        '#include "proto/recovery/repetition.h"',
+        '#include <chrono>\n#include "proto/recovery/repetition.h"',
         "tests/test_layers.py",
     ),
     Break(
         8,
         "withheld results are thrown away",
-        PROTO + "endpoint/results.cc",
+        PROTO + "op/aggregator_half.cc",
         "r.withheld_chunks.push_back(c);",
         "continue;",
         SIM + "bounded.py " + SIM + "property.py",
@@ -344,7 +344,7 @@ BREAKS = (
     Break(
         8,
         "a worker is told that all of it counted",
-        PROTO + "endpoint/results.cc",
+        PROTO + "op/worker_half.cc",
         "r.counted[c] = pull.counted(c);",
         "r.counted[c] = 1;",
         SIM + "bounded.py",
@@ -352,9 +352,9 @@ BREAKS = (
     Break(
         8,
         "what an encoding took from the results is forgotten",
-        PROTO + "endpoint/results.cc",
-        "r.result_error = part.sum.take_error();",
-        "r.result_error.resize(part.sum.take_error().size());",
+        PROTO + "op/aggregator_half.cc",
+        "r.result_error = sum_.take_error();",
+        "r.result_error.resize(sum_.take_error().size());",
         SIM + "encodings.py",
     ),
     Break(
@@ -408,8 +408,8 @@ BREAKS = (
     Break(
         9,
         "a result may be shorter than its chunk",
-        PROTO + "endpoint/receive.cc",
-        "!codec::valid(op.spec.plan.format, payload, op.grid.length(chunk)))",
+        PROTO + "op/worker_half.cc",
+        "!codec::valid(spec_.plan.format, payload, grid_.length(chunk)))",
         "false)",
         SIM + "faults.py",
     ),
@@ -432,9 +432,9 @@ BREAKS = (
     Break(
         9,
         "a peer's word is enough for shorter datagrams",
-        PROTO + "endpoint/receive.cc",
-        "if (claim && !path.life.connected) limit(path, claim, now);",
-        "if (claim) limit(path, claim, now);",
+        PROTO + "path/signals.cc",
+        "if (claim && !life.connected) lower_limit(claim, now);",
+        "if (claim) lower_limit(claim, now);",
         SIM + "path_limit.py",
     ),
     Break(
@@ -457,14 +457,14 @@ BREAKS = (
         9,
         "a datagram of another session is heeded",
         PROTO + "endpoint/receive.cc",
-        "head->session != config.session ||",
+        "head->session != port_.config.session ||",
         "",
         SIM + "faults.py",
     ),
     Break(
         9,
         "what an OPEN asks for is allocated whatever the limit",
-        PROTO + "endpoint/messages.cc",
+        PROTO + "op/admission.cc",
         "if (room == Room::later) continue;",
         "",
         SIM + "memory.py",
@@ -472,9 +472,9 @@ BREAKS = (
     Break(
         9,
         "packets of ops to come are kept whatever the limit",
-        PROTO + "endpoint/receive.cc",
-        "path.stash.no_room = !memory.has_early(cost);",
-        "path.stash.no_room = false;",
+        PROTO + "path/stash.h",
+        "|| !memory.has_early(bytes);",
+        ";",
         SIM + "memory.py",
     ),
     Break(
@@ -496,8 +496,8 @@ BREAKS = (
     Break(
         6,
         "packets of ops to come keep the next op out",
-        PROTO + "endpoint/messages.cc",
-        "const bool next = op_id == next_admitted(op_id);",
+        PROTO + "op/admission.cc",
+        "const bool next = id == table_.next_admitted(id);",
         "const bool next = false;",
         SIM + "memory.py " + SIM + "property.py",
     ),
@@ -505,16 +505,16 @@ BREAKS = (
         9,
         "a stray datagram of another version ends the job",
         PROTO + "endpoint/receive.cc",
-        "if (path.life.heard) {",
+        "if (path->life.heard) {",
         "if (false) {",
         SIM + "faults.py",
     ),
     Break(
         10,
         "the plan's hash is not compared",
-        PROTO + "endpoint/messages.cc",
-        "if (fixed.hash != op.plan_hash || fixed.step != op.spec.step) {",
-        "if (fixed.step != op.spec.step) {",
+        PROTO + "op/op.cc",
+        "if (open.hash != hash_ || open.step != spec.step) {",
+        "if (open.step != spec.step) {",
         SIM + "faults.py",
     ),
     Break(
@@ -529,7 +529,7 @@ BREAKS = (
     Break(
         10,
         "the summary leaves out the last rank",
-        PROTO + "endpoint/results.cc",
+        PROTO + "op/aggregator_half.cc",
         "for (size_t w = 1; w < votes.size(); ++w)",
         "for (size_t w = 1; w + 1 < votes.size(); ++w)",
         SIM + "exact.py " + SIM + "property.py",

@@ -12,6 +12,7 @@ from _parts import (
     ControlFrames,
     Farewell,
     Liveness,
+    Memory,
     PathLimit,
     StartedOps,
     Stash,
@@ -444,11 +445,12 @@ def test_the_packets_of_each_op_come_out_once_and_in_order(
     course: list[tuple[int, bytes | None]],
 ) -> None:
     stash = Stash()
+    memory = Memory(1 << 20)
     kept: dict[int, list[bytes]] = {}
     for op, datagram in course:
         if datagram is None:
-            assert stash.take(op) == kept.pop(op, [])
+            assert stash.take(op, memory) == kept.pop(op, [])
         else:
-            stash.add(op, datagram)
+            assert stash.add(op, datagram, stash.size(), memory)
             kept.setdefault(op, []).append(datagram)
         assert stash.size() == sum(map(len, kept.values()))

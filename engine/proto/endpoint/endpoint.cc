@@ -1,231 +1,255 @@
+// The life of an endpoint: its clock, what is due when, and how it ends.
 #include "proto/endpoint/endpoint.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "proto/base/text.h"
-#include "proto/endpoint/endpoint_impl.h"
+#include "proto/path/silence.h"
 
 namespace gradwire {
 
-namespace {
-// The share of the socket's receive buffer that a window may fill, since packets also wait there
-// while this host is busy; and datagrams of it at least.
-constexpr double kUnreadShare = 0.5;
-constexpr double kLeastUnread = 8;
-}  // namespace
-
-std::string EndpointConfig::name(uint16_t number) const {
-  if (number >= workers) return "server " + std::to_string(number - workers);
-  return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
-}
-
-Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
-    : config(c),
-      sender(c.wire_bytes(), c.delay_target, c.pacing, c.endpoints()),
-      receiver({c.endpoints(), c.peers_of(c.endpoint), c.workers, c.wire_bytes(),
-                std::max(kUnreadShare * c.receive_buffer, kLeastUnread * c.datagram_bytes),
-                c.delay_target, c.endpoint >= c.workers}),
-      scheduler(c.endpoints()),
-      due(c.endpoints(), now) {
-  memory.limit = config.memory_limit;
-  control_dscp = config.dscp;
-  paths.resize(config.endpoints());
+Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
+    : port_(config),
+      paths_(port_, now),
+      ops_(port_.config),
+      admission_(port_.config, ops_, port_.memory),
+      scheduler_(config.endpoints()),
+      due_(config.endpoints(), now),
+      changes_(scheduler_, config.endpoints()) {
   for (uint16_t e = 0; e < config.endpoints(); ++e) {
-    if (e == config.endpoint) continue;
-    if (!config.talks_to(e)) {
-      // These two exchange no packets, so the driver need not wait for them.
+    if (Path* path = paths_.find(e))
+      changes_.touch(*path);
+    else if (e != config.endpoint)  // the two exchange no packets, so the driver need not wait
       emit(Event::Type::connected, e);
-      continue;
-    }
-    auto path = std::make_unique<Path>(e);
-    path->allowed.credit = CreditPool::standing_for(config.peers_of(e));
-    path->grant.granted = path->grant.granted_sent =
-        CreditPool::standing_for(config.peers_of(config.endpoint));
-    path->life.last_heard = now;
-    path->life.ping_now = true;
-    path->limit = PathLimit(config.datagram_bytes);
-    if (!config.ecn) path->ecn.sent.off();
-    paths[e] = std::move(path);
-    touch(*paths[e]);
   }
-  counters.now.path_limit = config.datagram_bytes;
-  scheduler.start_at(static_cast<uint16_t>(config.endpoint + 1));
+  scheduler_.start_at(static_cast<uint16_t>(config.endpoint + 1));
+  catch_up();
 }
 
-void Endpoint::Impl::fail(Failure why, Nanos now) {
-  if (failure) return;
-  failure = std::move(why);
-  for (auto& [id, op] : ops) {
-    fail_op(*op, failure);
-    drop(*op);
-  }
-  ops.clear();
-  op_agenda.changed.clear();
-  fail_waiting([this](const OpSpec&) { return failure; });
-  OpReport report;
-  report.failure = failure;
-  emit(Event::Type::failed, 0, std::move(report));
-  for (auto& p : paths) {
-    if (!p) continue;
-    touch(*p);
-    if (!p->farewell.gone) p->farewell.fail(now);
-  }
+void Endpoint::emit(Event::Type type, uint16_t endpoint, OpReport report) {
+  events_.push_back({type, endpoint, std::move(report)});
 }
 
-void Endpoint::Impl::on_timer(Nanos now) {
+bool Endpoint::next_event(Event& event) {
+  if (events_.empty()) return false;
+  event = std::move(events_.front());
+  events_.pop_front();
+  return true;
+}
+
+Counters Endpoint::counters() const {
+  Counters counters = port_.counters;
+  counters.now.memory = port_.memory.held();
+  return counters;
+}
+
+std::vector<PeerState> Endpoint::peers(Nanos now) const {
+  std::vector<PeerState> found;
+  for (const Path* p : paths_)
+    found.push_back({p->peer, p->life.connected, p->life.heard, p->farewell.gone,
+                     now - p->life.last_heard, p->started.by_lane(), p->state(now)});
+  return found;
+}
+
+void Endpoint::limit(uint16_t peer, uint32_t bytes, Nanos now) {
+  Path* path = paths_.find(peer);
+  if (!path) return;
+  path->lower_limit(bytes, now);
+  act(*path, now);
+  catch_up();
+}
+
+// ---- the clock
+
+void Endpoint::on_timer(Nanos now) {
   // This process was suspended, so the silence is its own and not its peers'.
-  if (now - due.last_timer > config.ping_interval * 4) {
-    for (auto& p : paths) {
-      if (!p) continue;
-      p->life.last_heard = now;
-      touch(*p);
+  if (now - due_.last_timer > port_.config.ping_interval * 4) {
+    for (Path* path : paths_) {
+      path->life.last_heard = now;
+      changes_.touch(*path);
     }
   }
-  due.last_timer = due.clock = now;
-  sender.on_timer(now);
-  settle();
+  due_.last_timer = due_.clock = now;
+  port_.sender.on_timer(now);
+  catch_up();
   std::vector<Path*> checked;
-  for (size_t i = 0; (i = due.checks.due(now, i)) != Agenda::kNone; ++i) {
-    checked.push_back(paths[i].get());
-    touch(*checked.back());
+  bool late = false;
+  for (size_t i = 0; (i = due_.checks.due(now, i)) != Agenda::kNone; ++i) {
+    Path& path = paths_.at(i);
+    checked.push_back(&path);
+    changes_.touch(path);
+    late |= path.life.connected && now - path.life.last_heard > port_.config.peer_timeout;
+    path.check_pings(now);
   }
-  check_life(checked, now);
-  if (!failure) {
-    const bool ops_due = op_agenda.earliest() <= now;
+  const auto gone = [](const Path* path) { return path->farewell.gone; };
+  if (late || std::ranges::any_of(paths_, gone)) check_silence(now);
+  if (!failure_) {
+    const bool ops_due = ops_.earliest() <= now;
     if (ops_due) check_deadlines(now);
     for (Path* path : checked) {
-      check_limit(*path, now);
-      check_probe(*path, now);
+      path->check_limit(now);
+      act(*path, now);
+      path->check_losses(now);
+      lost(*path, now);
+      path->check_probes(changes_.backlog(*path), now);
+      lost(*path, now);
     }
-    // The regions whose time has come are closed.
-    for (auto& [id, op] : ops) {
-      if (!ops_due || !op->aggregator || op->aggregator->sum.next_timer() > now) continue;
-      op->aggregator->sum.on_timer(now);
-      after_sum(*op, now);
+    for (auto& [id, op] : ops_.all()) {
+      if (!ops_due) break;
+      op->on_timer(now);
+      act(*op, now);
     }
     retire(now);
   }
   finish_close(now);
+  catch_up();
 }
 
-Nanos Endpoint::Impl::next_timer() {
-  settle();
-  Nanos next = std::min({due.last_timer + config.ping_interval, due.sends.earliest(),
-                         due.checks.earliest(), op_agenda.earliest()});
-  if (!failure) next = std::min(next, due.repeat);
-  if (due.pace > due.last_timer) next = std::min(next, due.pace);
-  if (leaving.begun && !leaving.over)
-    next = std::min(next, close_ready() ? due.last_timer : leaving.deadline);
+Nanos Endpoint::next_timer() const {
+  Nanos next = std::min({due_.last_timer + port_.config.ping_interval, due_.sends.earliest(),
+                         due_.checks.earliest(), ops_.earliest()});
+  if (!failure_) next = std::min(next, due_.repeat);
+  if (due_.pace > due_.last_timer) next = std::min(next, due_.pace);
+  if (port_.leaving && !port_.left)
+    next = std::min(next, close_ready() ? due_.last_timer : leaving_.deadline);
   return next;
 }
 
-void Endpoint::Impl::close(Nanos now, Nanos linger) {
-  if (leaving.begun) return;
-  leaving.begun = true;
-  leaving.linger = linger;
-  leaving.deadline = now + linger;
-  leaving.last_deadline = now + std::max(linger, config.peer_timeout);
-  // A failed op returns its memory to the caller, so nothing here may read it any more.
+// Lets the paths that changed adapt, and looks anew at what is due for them. Each event of the
+// endpoint ends with it, but receive(), which flush() follows.
+void Endpoint::catch_up() {
+  changes_.take([this](uint16_t peer) {
+    Path& path = paths_.at(peer);
+    const uint64_t backlog = changes_.backlog(path);
+    paths_.adapt(path, backlog, due_.clock);
+    scheduler_.set_destination(peer,
+                               {backlog, path.credit(), path.recovery.probes(), path.closed()});
+    due_.controls.set(peer, path.control_waits() ? 0 : kNever);
+    due_.sends.set(peer, path.next_send());
+    due_.checks.set(peer, path.next_check(due_.last_timer));
+  });
+}
+
+// ---- silence and deadlines
+
+void Endpoint::check_silence(Nanos now) {
+  std::vector<Listened> peers;
+  for (const Path* path : paths_) {
+    if (!path->life.connected) continue;
+    Listened each{path->peer, path->life.last_heard, path->farewell.gone};
+    if (each.left) {
+      const auto needs = std::ranges::find_if(
+          ops_.all(), [path](const auto& entry) { return entry.second->needs(path->peer); });
+      if (needs == ops_.all().end()) continue;
+      each.step = needs->second->spec.step;
+    }
+    peers.push_back(each);
+  }
+  std::string step;
+  if (!ops_.all().empty())
+    step = "step " + std::to_string(ops_.all().begin()->second->spec.step) + ": ";
+  if (Failure why = failure_of_silence(std::move(peers), port_.config, step, now); why)
+    fail(std::move(why), now);
+}
+
+// Fails where an op was not complete in time. The error names who keeps it from its end: workers
+// that have not begun it, before those of which something is missing.
+void Endpoint::check_deadlines(Nanos now) {
+  const auto late = std::ranges::find_if(
+      ops_.all(), [now](const auto& entry) { return now >= entry.second->deadline(); });
+  if (late == ops_.all().end()) return;
+  const Op& op = *late->second;
+  std::string text = "step " + std::to_string(op.spec.step) + ", " + op_name(op.id) +
+                     ": not complete after " + seconds(now - op.started) + " (" +
+                     setting("timeout", op.spec.timeout);
+  if (!op.spec.timeout_from.empty()) text += ", " + op.spec.timeout_from;
+  int32_t rank = -1;
+  std::string missing;
+  const auto ago = [now](const Path* path) {
+    return seconds(now - path->life.last_heard) + " ago";
+  };
+  for (uint16_t w = 0; w < port_.config.workers; ++w) {
+    const Path* path = paths_.find(w);
+    if (!path || path->started.contains(op.id)) continue;
+    if (rank < 0) rank = w;
+    missing += (missing.empty() ? "" : ", ") + port_.config.name(w) +
+               " has not begun it and was last heard " + ago(path);
+  }
+  const Op::Missing lacks = op.missing();
+  for (const uint16_t e : rank < 0 ? lacks.endpoints : std::vector<uint16_t>{}) {
+    const Path* path = paths_.find(e);
+    if (missing.empty()) rank = e;
+    missing += (missing.empty() ? lacks.what : ", ") + port_.config.name(e);
+    if (path) missing += " (last heard " + ago(path) + ")";
+  }
+  fail({text + "): " + missing, rank, Cause::timeout}, now);
+}
+
+// ---- the end
+
+void Endpoint::fail(const std::string& why, Nanos now) {
+  fail(Failure{why, port_.config.endpoint}, now);
+  catch_up();
+}
+
+void Endpoint::fail(Failure why, Nanos now) {
+  if (failure_) return;
+  failure_ = std::move(why);
+  port_.failed = true;
+  while (!ops_.all().empty()) abandon(*ops_.all().begin()->second, failure_);
+  for (const Admission::Own& own : admission_.take_all())
+    emit(Event::Type::op_done, 0, OpReport::failed(own.spec, failure_));
+  OpReport report;
+  report.failure = failure_;
+  emit(Event::Type::failed, 0, std::move(report));
+  for (Path* path : paths_) {
+    changes_.touch(*path);
+    path->fail(now);
+  }
+}
+
+void Endpoint::close(Nanos now, Nanos linger) {
+  if (port_.leaving) return;
+  port_.leaving = true;
+  const Nanos longest = std::max(linger, port_.config.peer_timeout);
+  leaving_ = {now + linger, now + longest, linger, leaving_.result_taken};
   const auto why = [this](const OpSpec& spec) -> Failure {
-    return {name(config.endpoint) + ", step " + std::to_string(spec.step) +
+    return {port_.config.name(port_.config.endpoint) + ", step " + std::to_string(spec.step) +
                 ": the engine was closed in mid-step",
             -1, Cause::closed};
   };
-  std::erase_if(ops, [&](auto& entry) {
-    Op& op = *entry.second;
-    if (!op.working()) return false;
-    fail_op(op, why(op.spec));
-    drop(op);
-    return true;
-  });
-  fail_waiting(why);
-  for (auto& p : paths) {
-    if (!p) continue;
-    p->farewell.leave(p->loss_to.share(now) <= kHeavyLoss, now);
-    touch(*p);
+  // A failed op returns its memory to the caller, so nothing here may read it any more.
+  std::vector<Op*> working;
+  for (auto& [id, op] : ops_.all())
+    if (op->working()) working.push_back(op.get());
+  for (Op* op : working) abandon(*op, why(op->spec));
+  for (const Admission::Own& own : admission_.take_all())
+    emit(Event::Type::op_done, 0, OpReport::failed(own.spec, why(own.spec)));
+  for (Path* path : paths_) {
+    path->leave(now);
+    changes_.touch(*path);
   }
   finish_close(now);
+  catch_up();
 }
 
-bool Endpoint::Impl::farewell_over(const Path& path) const {
-  const bool met = path.recovery.rtt.any() || path.acks.largest() > 0;
-  return path.farewell.over(met, bool(failure));
+bool Endpoint::close_ready() const {
+  return (failure_ || ops_.all().empty()) && paths_.farewells_over();
 }
 
-bool Endpoint::Impl::close_ready() const {
-  if (!failure && !ops.empty()) return false;
-  return std::none_of(paths.begin(), paths.end(), [this](const auto& p) {
-    return p && (p->farewell.errors_left || p->farewell.answer || !farewell_over(*p));
-  });
-}
-
-void Endpoint::Impl::finish_close(Nanos now) {
-  if (!leaving.begun || leaving.over) return;
-  if (now < leaving.deadline && !close_ready()) return;
+void Endpoint::finish_close(Nanos now) {
+  if (!port_.leaving || port_.left) return;
+  if (now < leaving_.deadline && !close_ready()) return;
   // A peer that still takes results, which no other endpoint has, gets more time.
-  const Nanos taken = std::min(leaving.result_taken + leaving.linger, leaving.last_deadline);
-  if (!failure && now < taken && !close_ready()) {
-    leaving.deadline = taken;
+  const Nanos taken = std::min(leaving_.result_taken + leaving_.linger, leaving_.last_deadline);
+  if (!failure_ && now < taken && !close_ready()) {
+    leaving_.deadline = taken;
     return;
   }
-  leaving.over = true;
+  port_.left = true;
+  for (Path* path : paths_) changes_.touch(*path);
   emit(Event::Type::closed);
-}
-
-Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
-    : impl_(std::make_unique<Impl>(config, now)) {}
-Endpoint::~Endpoint() = default;
-
-Failure Endpoint::start(OpSpec spec, Nanos now) {
-  return impl_->start(std::move(spec), now);
-}
-void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
-                       uint8_t ecn) {
-  impl_->receive(source, datagram, now, arrival, ecn);
-}
-void Endpoint::flush(Nanos now) {
-  impl_->flush(now);
-}
-bool Endpoint::transmit(Nanos now, Train& train, bool urgent) {
-  return impl_->transmit(now, train, urgent);
-}
-Nanos Endpoint::next_timer() const {
-  return impl_->next_timer();
-}
-void Endpoint::on_timer(Nanos now) {
-  impl_->on_timer(now);
-}
-void Endpoint::limit(uint16_t peer, uint32_t bytes, Nanos now) {
-  if (peer < impl_->paths.size() && impl_->paths[peer])
-    impl_->limit(*impl_->paths[peer], bytes, now);
-}
-bool Endpoint::next_event(Event& event) {
-  if (impl_->events.empty()) return false;
-  event = std::move(impl_->events.front());
-  impl_->events.pop_front();
-  return true;
-}
-void Endpoint::close(Nanos now, Nanos linger) {
-  impl_->close(now, linger);
-}
-const Counters& Endpoint::counters() const {
-  impl_->counters.now.memory = impl_->memory.held();
-  return impl_->counters;
-}
-std::vector<PeerState> Endpoint::peers(Nanos now) const {
-  std::vector<PeerState> found;
-  for (const auto& p : impl_->paths)
-    if (p)
-      found.push_back({p->peer, p->life.connected, p->life.heard, p->farewell.gone,
-                       now - p->life.last_heard, p->started.by_lane(), p->state(now)});
-  return found;
-}
-void Endpoint::fail(const std::string& why, Nanos now) {
-  impl_->fail({why, impl_->config.endpoint}, now);
-}
-
-const Failure& Endpoint::failure() const {
-  return impl_->failure;
 }
 
 }  // namespace gradwire

@@ -3,136 +3,37 @@
 //
 // The driver (io or sim) loops:
 //   for each datagram:  receive(bytes, now, arrival)
-//   after each batch:   flush(now)
+//   after each batch:   flush(now)                (before any other call)
 //   when due:           on_timer(now)             (next_timer() says when)
 //   while transmit(now, train): send the train    (its payload pointers live until the next call)
 //   while next_event(event): hand the event on
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "codec/elements.h"
+#include "proto/base/agenda.h"
+#include "proto/base/config.h"
+#include "proto/base/counters.h"
 #include "proto/base/failure.h"
-#include "proto/base/overhead.h"
 #include "proto/base/time.h"
-#include "proto/base/zeroed.h"
-#include "proto/endpoint/waits.h"
-#include "proto/path/path_counters.h"
+#include "proto/base/train.h"
+#include "proto/op/admission.h"
+#include "proto/op/op.h"
+#include "proto/op/op_report.h"
+#include "proto/op/op_table.h"
+#include "proto/path/changes.h"
+#include "proto/path/path.h"
+#include "proto/path/paths.h"
+#include "proto/path/port.h"
 #include "proto/plan/lanes.h"
-#include "proto/plan/plan.h"
+#include "proto/sched/scheduler.h"
+#include "wire/packet.h"
 
 namespace gradwire {
-
-// The number of an endpoint that aggregates nothing.
-inline constexpr uint16_t kNoAggregator = UINT16_MAX;
-
-struct EndpointConfig {
-  uint16_t endpoint = 0;  // workers first, then servers
-  uint16_t workers = 1;
-  uint16_t servers = 0;  // 0: route sharded
-  uint32_t session = 0;
-  uint32_t datagram_bytes = 1472;
-  Nanos peer_timeout = 30 * kSecond;
-  Nanos ping_interval = 1 * kSecond;
-  Nanos delay_target = 1300 * kMicrosecond;   // the standing queue that congestion control aims at
-  uint32_t receive_buffer = 1u << 20;         // usable bytes of the socket's receive buffer
-  uint64_t memory_limit = uint64_t{1} << 31;  // bytes held for peers (proto/base/memory.h)
-  bool pacing = true;
-  uint8_t dscp = 0;             // of all datagrams whose plan gives no other
-  bool ecn = true;              // acknowledged packets go as ECT(0) where the path carries it
-  std::vector<uint32_t> ranks;  // the workers' names in texts; empty: 0, 1, 2, …
-
-  // The bytes on the wire of a full datagram.
-  uint32_t wire_bytes() const { return datagram_bytes + kOverhead; }
-  uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
-  uint16_t aggregators() const { return servers ? servers : workers; }
-  bool aggregates() const { return servers == 0 || endpoint >= workers; }
-  // The index of the shard that is aggregated here.
-  uint16_t shard() const { return static_cast<uint16_t>(servers ? endpoint - workers : endpoint); }
-  std::string name(uint16_t number) const;  // "rank 3", "server 0"
-  // The number of endpoints with which one exchanges packets.
-  uint32_t peers_of(uint16_t number) const {
-    if (servers == 0) return workers - 1u;
-    return number < workers ? servers : workers;
-  }
-  // True for endpoints that exchange packets: workers with each other, or workers with servers.
-  bool talks_to(uint16_t other) const {
-    return servers == 0 || (endpoint < workers) != (other < workers);
-  }
-  // The number of an endpoint as an aggregator, or kNoAggregator.
-  uint16_t aggregator_at(uint16_t number) const {
-    if (servers == 0) return number;
-    return number >= workers ? static_cast<uint16_t>(number - workers) : kNoAggregator;
-  }
-  uint16_t aggregator_endpoint(uint16_t aggregator) const {
-    return static_cast<uint16_t>(servers ? workers + aggregator : aggregator);
-  }
-};
-
-inline constexpr size_t kStatSlots = 8;  // the first four are summed, the last four maximised
-using Stats = std::array<double, kStatSlots>;
-
-struct OpSpec {
-  uint64_t op = 0;  // its id (proto/plan/lanes.h)
-  uint64_t step = 0;
-  Plan plan;
-  codec::Elements data;            // plan.elements values, replaced by the result
-  std::vector<uint32_t> critical;  // chunk ids
-  // Order priority: the class of each chunk, 0 first; empty: all alike.
-  std::vector<uint8_t> priorities;
-  Stats stats{};
-  Nanos timeout = 1800 * kSecond;
-  std::string timeout_from;  // where the time-out comes from, for texts: "given to attach"
-};
-
-// Traffic is what one endpoint has sent of an op.
-struct Traffic {
-  uint64_t bytes = 0;
-  uint64_t packets = 0;
-  uint64_t retransmissions = 0;
-
-  void add(size_t sent) {
-    ++packets;
-    bytes += sent;
-  }
-};
-
-// OpCost is what an op has cost at one endpoint.
-struct OpCost {
-  Nanos push = 0;
-  Nanos pull = 0;
-  Nanos total = 0;
-  Traffic traffic;
-  uint32_t passes = 0;  // of the push: the most of any shard; 0 under control "stream"
-  Nanos rtprop = 0;
-  double btlbw = 0;  // bytes/s
-  Waits waits;
-};
-
-struct OpReport {
-  uint64_t op = 0;
-  uint64_t step = 0;
-  Failure failure;               // none when ok
-  std::vector<uint8_t> counted;  // by chunk
-  std::vector<uint8_t> applied;  // by chunk
-  std::vector<uint32_t> withheld_chunks;
-  std::vector<float> withheld_values;
-  // The encoding's error in this endpoint's own results, for the elements from error_offset on.
-  Zeroed<float> result_error;
-  uint64_t error_offset = 0;
-  std::vector<double> delivered;  // by region
-  std::vector<uint32_t> exceeded;
-  Stats stats{};
-  OpCost cost;
-  // The longest datagram that all paths of the job carried when the workers started the op. It is
-  // the same on all workers.
-  uint32_t datagram_bytes = 0;
-};
 
 struct Event {
   enum class Type : uint8_t {
@@ -145,69 +46,6 @@ struct Event {
   Type type = Type::op_done;
   uint16_t endpoint = 0;
   OpReport report;
-};
-
-// Train is a run of datagrams for one destination. All have `segment_bytes` but the last, which may
-// be shorter. Header and payload of datagram i are spans[2 i] and spans[2 i + 1]; a payload may be
-// empty.
-struct Train {
-  // Datagrams of a train: UDP_SEGMENT takes at most 64 in one call.
-  static constexpr size_t kMaxSegments = 64;
-  // Bytes of a train: one call takes less than 64 KiB.
-  static constexpr size_t kMaxBytes = 65'000;
-  struct Span {
-    const void* data;
-    size_t size;
-  };
-  uint16_t destination = 0;
-  uint32_t count = 0;
-  uint32_t segment_bytes = 0;
-  uint32_t total_bytes = 0;
-  uint8_t dscp = 0;
-  uint8_t ecn = 0;     // the two bits below the DSCP
-  bool whole = false;  // a ping that tests a length; never split into fragments
-  std::array<Span, 2 * kMaxSegments> spans;
-  alignas(8) std::array<std::array<uint8_t, 32>, kMaxSegments> headers;
-  std::vector<uint8_t> control;  // memory of control payloads
-};
-
-// Writes the ERROR that reports a failure to a peer. Drivers need it where an endpoint cannot go
-// on.
-void write_error(const EndpointConfig& config, const Failure& failure, uint16_t peer, Train& train);
-
-// Levels are how memory and congestion control stand now.
-struct Levels {
-  uint64_t memory = 0;  // bytes held for peers, with reservations
-  Nanos rtprop = 0;
-  Nanos queue_delay = 0;
-  double btlbw = 0;           // bytes/s
-  double send_window = 0;     // bytes
-  double receive_window = 0;  // bytes
-  uint64_t path_limit = 0;    // bytes of the longest datagram that all paths carry
-};
-
-// Counters count what has happened since the endpoint was made.
-struct Counters {
-  uint64_t packets_sent = 0;
-  uint64_t bytes_sent = 0;
-  uint64_t packets_received = 0;
-  uint64_t bytes_received = 0;
-  uint64_t retransmissions = 0;
-  uint64_t spurious_retransmissions = 0;
-  uint64_t copies = 0;  // packets whose chunk went again at once
-  uint64_t declared_lost = 0;
-  uint64_t probes = 0;
-  uint64_t acks_sent = 0;
-  uint64_t duplicates = 0;
-  uint64_t malformed = 0;
-  uint64_t refused = 0;     // packets that arrived and found no room
-  uint64_t fragmented = 0;  // datagrams sent in fragments
-  uint64_t credit_stalls = 0;
-  uint64_t window_stalls = 0;
-  uint64_t marked = 0;      // packets that arrived with CE
-  uint64_t mark_cuts = 0;   // reductions of own windows for marks
-  uint64_t ecn_failed = 0;  // paths that do not carry ECT
-  Levels now;
 };
 
 // PeerState is what an endpoint has observed of a peer.
@@ -228,7 +66,6 @@ struct PeerState {
 class Endpoint {
  public:
   explicit Endpoint(const EndpointConfig& config, Nanos now);
-  ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -254,13 +91,89 @@ class Endpoint {
   // acknowledged: within `linger`, or later while peers still take results.
   void close(Nanos now, Nanos linger);
 
-  const Counters& counters() const;
+  Counters counters() const;
   std::vector<PeerState> peers(Nanos now) const;
-  const Failure& failure() const;
+  const Failure& failure() const { return failure_; }
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  // Due is when which path needs something, as of the last catch_up().
+  struct Due {
+    Due(size_t paths, Nanos now)
+        : sends(paths), controls(paths), checks(paths), last_timer(now), clock(now) {}
+
+    // By path: an ACK, ping or farewell; a control frame; on_timer().
+    Agenda sends;
+    Agenda controls;
+    Agenda checks;
+    Nanos repeat = kNever;  // packets go again before an ACK
+    Nanos pace = 0;         // the next train
+    Nanos last_timer;       // the last on_timer()
+    Nanos clock;            // the latest time that is known
+    bool retire = false;    // an op may be drained
+  };
+  // Leaving is how this endpoint ends.
+  struct Leaving {
+    Nanos deadline = kNever;
+    Nanos last_deadline = kNever;  // the latest, even while peers take results
+    Nanos linger = 0;
+    Nanos result_taken = 0;  // when a peer last acknowledged a result
+  };
+
+  // endpoint.cc: its life and its clock
+  void emit(Event::Type type, uint16_t endpoint = 0, OpReport report = OpReport());
+  void fail(Failure why, Nanos now);
+  void check_silence(Nanos now);
+  void check_deadlines(Nanos now);
+  bool close_ready() const;
+  void finish_close(Nanos now);
+  void catch_up();
+
+  // receive.cc: the way of a packet
+  bool on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
+                 Nanos arrival, uint8_t ecn);
+  bool on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                   uint8_t ecn);
+  Fate accept(Path& path, const wire::Header& header, uint64_t id,
+              std::span<const uint8_t> datagram, Nanos now);
+  Fate take_open(uint16_t worker, const wire::Header& header, uint64_t id,
+                 std::span<const uint8_t> payload, Nanos now);
+  Fate deliver(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+               Nanos now, bool stashed = false);
+  bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
+  void acked(Path& path, std::span<const SentPacket> packets, Nanos now);
+  void lost(Path& path, Nanos now);
+  bool on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now);
+  void note_started(Path& path, uint64_t below);
+  void act(Path& path, Nanos now);
+
+  // transmit.cc: whose train goes next
+  bool next_train(Nanos now, Train& train, bool urgent);
+  bool next_chunks(Nanos now, Train& train);
+  void repeat(Nanos now);
+
+  // ops.cc: ops begin, go on and end
+  void act(Op& op, Nanos now);
+  Op& make_op(OpSpec spec, bool works, Nanos now);
+  void begin(Admission::Own own, Nanos now);
+  void serve(Admission::Served served, Nanos now);
+  void replay(uint64_t id, Nanos now);
+  bool still_possible(const Op& op, Nanos now);
+  void abandon(Op& op, const Failure& why);
+  void leave(const Op& op);
+  void retire(Nanos now);
+
+  Port port_;
+  Paths paths_;
+  OpTable ops_;
+  Admission admission_;
+  Scheduler scheduler_;
+  Due due_;
+  Changes changes_;
+  std::vector<uint16_t> arrived_;  // paths from which packets have arrived since the last flush
+  std::vector<uint8_t> encoded_;   // payloads of one train
+  std::deque<Event> events_;
+  Failure failure_;
+  Leaving leaving_;
 };
 
 }  // namespace gradwire

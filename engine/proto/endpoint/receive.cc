@@ -1,421 +1,278 @@
-// Receiving: the way of each packet from its datagram to its op.
+// The way of a packet, from its datagram to its op.
 #include <algorithm>
+#include <utility>
 
-#include "codec/codec.h"
-#include "proto/endpoint/endpoint_impl.h"
+#include "proto/base/overhead.h"
+#include "proto/endpoint/endpoint.h"
 
 namespace gradwire {
 
 namespace {
-// Bytes of an ERROR's text.
-constexpr size_t kLongestError = 1024;
+// Control frames waiting for a peer above which its PROBEs are refused. Each has an answer, and a
+// correct peer sends the next only after it has taken that.
+constexpr size_t kMostFrames = 1024;
 }  // namespace
 
-void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
-                             Nanos arrival, uint8_t ecn) {
+void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                       uint8_t ecn) {
   const auto head = wire::read_common(datagram);
-  if (!head || head->session != config.session || head->source != source ||
-      source >= paths.size() || !paths[source]) {
-    ++counters.malformed;
+  Path* const path = paths_.find(source);
+  if (!head || head->session != port_.config.session || head->source != source || !path) {
+    ++port_.counters.malformed;
     return;
   }
-  Path& path = *paths[source];
-  due.clock = now;
-  touch(path);
-  if (head->version != wire::kVersion) return other_version(path, head->version, now);
-  ++counters.packets_received;
-  counters.bytes_received += datagram.size();
-  path.counted.received(datagram.size());
-  path.life.note(now);
-  if (path.limit.arrived(datagram.size())) counters.now.path_limit = longest_datagram();
-  on_packet(path, head->kind, datagram, now, arrival, ecn);
-}
-
-// Fails where a peer that has not been heard before speaks another version. It keeps its version,
-// so a later datagram of another one is foreign or damaged.
-void Endpoint::Impl::other_version(const Path& path, uint8_t version, Nanos now) {
-  if (path.life.heard) {
-    ++counters.malformed;
-    return;
+  due_.clock = now;
+  changes_.touch(*path);
+  if (head->version != wire::kVersion) {
+    // A peer keeps its version, so a later datagram of another one is foreign or damaged.
+    if (path->life.heard) {
+      ++port_.counters.malformed;
+      return;
+    }
+    return fail(
+        {port_.config.name(source) + " speaks protocol version " + std::to_string(head->version) +
+             ", " + port_.config.name(port_.config.endpoint) + " speaks " +
+             std::to_string(wire::kVersion),
+         source, Cause::version},
+        now);
   }
-  fail({name(path.peer) + " speaks protocol version " + std::to_string(version) + ", " +
-            name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
-        path.peer, Cause::version},
-       now);
+  ++port_.counters.packets_received;
+  port_.counters.bytes_received += datagram.size();
+  path->counted.received(datagram.size());
+  path->life.note(now);
+  path->news.limit |= path->limit.arrived(datagram.size());
+  if (!on_packet(*path, head->kind, datagram, now, arrival, ecn)) ++port_.counters.malformed;
+  act(*path, now);
 }
 
-void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram,
-                               Nanos now, Nanos arrival, uint8_t ecn) {
-  bool good = true;
-  if (wire::is_reliable(kind)) {
-    on_reliable(path, datagram, now, arrival, ecn);
-  } else if (kind == wire::Kind::ack) {
-    wire::Ack ack;
-    good = wire::read_ack(datagram, ack) && on_ack(path, ack, now);
-  } else if (kind == wire::Kind::ping) {
-    good = on_ping(path, datagram, now);
-  } else if (kind == wire::Kind::pong) {
-    good = on_pong(path, datagram, now);
-  } else if (kind == wire::Kind::fragment) {
-    on_fragment(path, datagram, now, arrival, ecn);
-  } else if (kind == wire::Kind::error) {
-    good = on_error(path, datagram, now);
-  } else {
-    good = kind == wire::Kind::bye && on_bye(path, datagram, now);
+// False for what no correct peer sends.
+bool Endpoint::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
+                         Nanos arrival, uint8_t ecn) {
+  if (wire::is_reliable(kind)) return on_reliable(path, datagram, now, arrival, ecn);
+  switch (kind) {
+    case wire::Kind::ack: {
+      wire::Ack ack;
+      return wire::read_ack(datagram, ack) && on_ack(path, ack, now);
+    }
+    case wire::Kind::ping:
+    case wire::Kind::pong: {
+      const auto ping = wire::read_ping(datagram);
+      if (!ping) return false;
+      // Both say which op starts next at the peer.
+      if (path.peer < port_.config.workers)
+        note_started(
+            path, wire::expand(ping->begun, path.started.next_of(ping->begun), wire::kBegunBits));
+      if (kind == wire::Kind::ping)
+        return path.on_ping(*ping, datagram.subspan(wire::kPingBytes), now);
+      path.on_pong(*ping, now);
+      return true;
+    }
+    case wire::Kind::fragment: {
+      const auto whole = path.on_fragment(datagram);
+      return whole.empty() ||
+             on_packet(path, wire::read_common(whole)->kind, whole, now, arrival, ecn);
+    }
+    case wire::Kind::error: {
+      Failure why = path.read_error(datagram);
+      if (!why) return false;
+      fail(std::move(why), now);
+      return true;
+    }
+    case wire::Kind::bye:
+      return on_bye(path, datagram, now);
+    default:
+      return false;
   }
-  if (!good) ++counters.malformed;
 }
 
-// Takes what PING and PONG have in common: the op that starts next at the peer.
-std::optional<wire::Ping> Endpoint::Impl::read_ping(Path& path, std::span<const uint8_t> datagram) {
-  const auto ping = wire::read_ping(datagram);
-  if (ping && path.peer < config.workers)
-    note_started(path,
-                 wire::expand(ping->begun, path.started.next_of(ping->begun), wire::kBegunBits));
-  return ping;
+void Endpoint::act(Path& path, Nanos now) {
+  const Path::News news = std::exchange(path.news, {});
+  changes_.touch(path);
+  if (news.limit) port_.counters.now.path_limit = paths_.longest_datagram();
+  if (news.suspect) emit(Event::Type::suspect, path.peer);
+  if (news.connected) emit(Event::Type::connected, path.peer);
+  if (news.failure) return fail(news.failure, now);
+  lost(path, now);
 }
 
-bool Endpoint::Impl::on_ping(Path& path, std::span<const uint8_t> datagram, Nanos now) {
-  const auto ping = read_ping(path, datagram);
-  if (!ping) return false;
-  const auto claim = wire::Reader(datagram.subspan(wire::kPingBytes)).get<uint16_t>();
-  if (claim && claim < wire::kMinDatagram) return false;
-  path.limit.claimed(claim, now);
-  counters.now.path_limit = longest_datagram();
-  // Before the first answer there is nothing to set against what the peer says.
-  if (claim && !path.life.connected) limit(path, claim, now);
-  path.life.pong_now = true;
-  path.life.pong_stamp = ping->stamp;
-  // A peer that still pings has not received this endpoint's ERROR.
-  if (failure && path.farewell.errors_left == 0) path.farewell.errors_left = 1;
-  return true;
-}
+// ---- packets of ops
 
-bool Endpoint::Impl::on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now) {
-  const auto ping = read_ping(path, datagram);
-  if (!ping) return false;
-  const auto stamp = static_cast<Nanos>(ping->stamp);
-  const auto round = static_cast<Nanos>(wire::stamp_of(now - stamp));
-  if (round >= kSecond) return true;
-  path.recovery.rtt.sample(round, 0, now);
-  const uint32_t before = path.limit.bytes();
-  if (path.limit.answered(ping->stamp, now, path.recovery.rtt.round()))
-    path.limit.bytes() < before ? lowered(path, now) : raised(path);
-  // The answered ping had the agreed length, or the length that the path has turned out to carry.
-  if (path.life.connected || path.limit.on_trial()) return true;
-  path.life.connected = true;
-  emit(Event::Type::connected, path.peer);
-  return true;
-}
-
-bool Endpoint::Impl::on_error(Path& path, std::span<const uint8_t> datagram, Nanos now) {
-  wire::Reader reader(datagram.subspan(wire::kCommonBytes));
-  const auto rank = reader.get<int32_t>();
-  const auto cause = static_cast<Cause>(reader.get<uint8_t>());
-  std::string text(reinterpret_cast<const char*>(reader.rest().data()), reader.rest().size());
-  if (!reader.ok() || text.size() > kLongestError) return false;
-  fail({name(path.peer) + " reports: " + text, rank, cause}, now);
-  return true;
-}
-
-bool Endpoint::Impl::on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now) {
-  const auto bye = wire::read_bye(datagram);
-  if (!bye) return false;
-  path.farewell.acknowledged |= bye->heard;
-  if (!bye->leaves) return true;
-  path.farewell.lanes(bye->lanes);
-  wire::Reader numbers(bye->numbers);
-  for (uint64_t lane = bye->first; !numbers.rest().empty(); ++lane)
-    path.farewell.note(lane, wire::expand(numbers.get<uint32_t>(), expected(lane)));
-  if (!path.farewell.told()) return true;
-  path.farewell.answer = !bye->heard && !leaving.over;
-  if (path.farewell.gone) return true;
-  path.farewell.gone = leaving.any_gone = true;
-  for (auto& [id, op] : ops) op_changed(*op);
-  for (auto& [id, op] : ops)
-    if (!op->done() && !still_possible(*op, now)) return true;
-  retire(now);
-  return true;
-}
-
-void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now,
-                                 Nanos arrival, uint8_t ecn) {
+bool Endpoint::on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                           uint8_t ecn) {
   const auto header = wire::read_header(datagram);
-  if (!header || datagram.size() > config.datagram_bytes) {
-    ++counters.malformed;
-    return;
-  }
-  const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
-  if (number == 0 || path.acks.seen(number)) {
-    ++counters.duplicates;
-    path.acks.hurry();
-    return;
-  }
-  if (path.acks.doubtful(number, path.grant.granted)) {
-    ++counters.malformed;
-    return;
-  }
-  if (number > path.acks.largest()) receiver.credit.ask(path.grant, header->backlog);
-  const uint64_t op_id = full_id(header->op);
-  const Fate fate = accept(path, *header, op_id, datagram, now);
-  if (fate == Fate::malformed) return;
-  // Only now: what is not from the peer must not be measured either.
+  if (!header || datagram.size() > port_.config.datagram_bytes) return false;
+  const uint64_t number = path.new_number(*header);
+  if (number == 0) return true;
+  const uint64_t id = ops_.full_id(header->op);
+  const Fate fate = accept(path, *header, id, datagram, now);
+  // What is not from the peer must not be measured either.
+  if (fate == Fate::malformed) return bool(failure_);
+  if (path.arriving.bytes == 0) arrived_.push_back(path.peer);
   const uint64_t bytes = datagram.size() + kOverhead;
-  const Nanos queue = measure(path, *header, bytes, now, arrival);
-  note_waits(path, op_id, number, queue);
+  const Nanos queue = path.measure(*header, bytes, arrival, now);
+  if (Op* op = ops_.last_found(id))
+    op->waits.arrived(path.peer, number, path.acks.largest(), queue);
   const bool refused = fate == Fate::refused;
-  counters.refused += refused;
-  if (!refused && !path.started.contains(op_id)) note_started(path, op_id + kLanes);
-  path.arriving.count(number, path.acks.largest(), bytes, now);
-  if (path.acks.record(number, refused, arrival)) receiver.missing();
-  if (path.ecn.seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
-  counters.marked += ecn == kCe;
-  if (ecn == kCe) counters.mark_cuts += receiver.marked(path.recovery.rtt.round(), now);
-  schedule_ack(path, *header, now);
-}
-
-// Measures the queueing delay of a new packet, which it returns, and the bytes that arrive.
-Nanos Endpoint::Impl::measure(Path& path, const wire::Header& header, uint64_t bytes, Nanos now,
-                              Nanos arrival) {
-  const Nanos queue = path.arriving.delay.sample(header.send_time_us, arrival, now);
-  if (path.arriving.bytes == 0) scratch.arrived.push_back(path.peer);
-  receiver.arrived(path.arriving, queue, bytes, header.flags & wire::kOutOfCredit);
-  path.acks.arrived(queue, bytes, now);
-  return queue;
-}
-
-// Notes for reports what a new packet of an op under way tells of its path.
-void Endpoint::Impl::note_waits(const Path& path, uint64_t op_id, uint64_t number, Nanos queue) {
-  if (!last_found || last_found->id != op_id) return;  // most packets are of the op found last
-  Waits& waits = last_found->waits;
-  waits.queued.note(path.peer, queue);
-  const uint64_t largest = path.acks.largest();
-  if (largest == 0 || number <= largest + 1) return;
-  waits.missed.add(path.peer, number - largest - 1);
-  waits.burst.note(path.peer, static_cast<int64_t>(number - largest - 1));
-}
-
-// An ACK goes at once for a control frame, and for the last packet that waits.
-void Endpoint::Impl::schedule_ack(Path& path, const wire::Header& header, Nanos now) {
-  if (header.backlog == 0 || header.common.kind > wire::Kind::pull) path.acks.hurry();
-  const uint32_t most = path.recovery.rtt.profile().packets_per_ack;
-  const bool lossy = path.loss_to.share(now) > kHeavyLoss;
-  path.acks.after(std::min(most, ReceiveController::packets_per_ack(path.grant, lossy)));
+  if (!refused && !path.started.contains(id)) note_started(path, id + kLanes);
+  path.record(*header, {number, bytes, refused, ecn, queue, arrival}, now);
+  return true;
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
 // crossed the network and will be sent again. A malformed one is not from the peer and leaves no
 // trace.
-Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
-                            std::span<const uint8_t> datagram, Nanos now) {
-  if (failure) return Fate::malformed;
+Fate Endpoint::accept(Path& path, const wire::Header& header, uint64_t id,
+                      std::span<const uint8_t> datagram, Nanos now) {
+  const EndpointConfig& config = port_.config;
+  if (failure_) return Fate::malformed;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
-  if (Op* op = find(op_id)) return dispatch(path, *op, header, payload, now);
-  if (finished(op_id)) return Fate::taken;
-  const bool server = config.endpoint >= config.workers;
-  if (number_of(op_id) >= expected(op_id) + kOpsAhead) return Fate::refused;
-  if (server && header.common.kind == wire::Kind::open)
-    return serve_open(path, header, op_id, payload, now);
-  if (path.stash.size() >= kStashMost) {
-    size_t all = 0;
-    for (const auto& p : paths)
-      if (p) all += p->stash.size();
-    path.stash.no_room = all >= kStashInAll;
-    if (path.stash.no_room) return Fate::refused;
+  if (Op* op = ops_.find(id)) {
+    if (header.common.kind == wire::Kind::probe && path.control.open() >= kMostFrames)
+      return Fate::refused;
+    return deliver(path, *op, header, payload, now);
   }
-  const size_t cost = Stash::cost(datagram.size());
-  path.stash.no_room = !memory.has_early(cost);
-  if (path.stash.no_room) return Fate::refused;
-  memory.early += cost;
-  path.stash.add(op_id, datagram);
-  // The peer sends no more of its backlog before this op starts, and would use spare credit all at
-  // once then.
-  const size_t most = server ? SIZE_MAX : most_early(path);
-  const size_t room = most - std::min(most, path.stash.size());
-  receiver.credit.lower(path.grant, room);
-  return Fate::taken;
+  if (ops_.finished(id)) return Fate::taken;
+  if (ops_.far_ahead(id)) return Fate::refused;
+  if (config.endpoint < config.workers || header.common.kind != wire::Kind::open)
+    return path.keep(id, datagram) ? Fate::taken : Fate::refused;
+  return path.peer < config.workers ? take_open(path.peer, header, id, payload, now)
+                                    : Fate::malformed;
 }
 
-void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
-  for (auto& p : paths) {
-    if (!p) continue;
-    const std::vector<Stash::Datagram> mine = p->stash.take(op_id);
-    p->stash.no_room = false;
-    for (const Stash::Datagram& each : mine) memory.early -= Stash::cost(each.size());
-    size_t told = 0;
-    for (const std::span<const uint8_t> datagram : mine) {
-      const wire::Header header = *wire::read_header(datagram);
-      told = std::max<size_t>(told, header.backlog);
-      Op* op = find(op_id);
-      if (!op) continue;
-      dispatch(*p, *op, header, datagram.subspan(wire::kHeaderBytes), now, true);
-    }
-    // The packets held back come now, so every peer's share of the window is set at once.
-    if (config.servers == 0 && p->stash.empty() && told > mine.size())
-      receiver.credit.ask(p->grant, std::max<size_t>(p->grant.demand, told - mine.size()));
+// Takes a worker's OPEN of an op that this server does not have yet.
+Fate Endpoint::take_open(uint16_t worker, const wire::Header& header, uint64_t id,
+                         std::span<const uint8_t> payload, Nanos now) {
+  Failure why;
+  switch (admission_.add_open(id, worker, header.chunk, payload, why)) {
+    case Admission::Took::malformed:
+      return Fate::malformed;
+    case Admission::Took::no_room:
+      if (why) fail(std::move(why), now);
+      return Fate::refused;
+    case Admission::Took::whole:
+      retire(now);  // admits what fits
+      return Fate::taken;
+    case Admission::Took::part:
+      return Fate::taken;
   }
-  for (auto& p : paths)
-    if (p) share_credit(*p, now);
+  return Fate::malformed;
 }
 
-// Hands a packet to its op.
-Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
-                              std::span<const uint8_t> payload, Nanos now, bool stashed) {
-  Fate fate = Fate::malformed;
-  switch (header.common.kind) {
-    case wire::Kind::push:
-      if (sums_for(op, path.peer)) fate = on_push(path, op, header, payload, now, stashed);
-      break;
-    case wire::Kind::open:
-    case wire::Kind::forgive:
-      if (sums_for(op, path.peer)) fate = for_aggregator(path, op, header, payload, now);
-      break;
-    case wire::Kind::probe:
-    case wire::Kind::bitmap:
-    case wire::Kind::enough:
-      fate = on_pass_packet(path, op, header, payload, now);
-      break;
-    default:
-      if (op.spec.plan.control == Control::probe && header.common.kind == wire::Kind::stop) {
-        fate = on_pass_packet(path, op, header, payload, now);
-      } else if (pulls_from(op, path.peer)) {
-        fate = op.done() ? Fate::taken : for_worker(path, op, header, payload, now);
-      }
-  }
-  if (fate == Fate::malformed && !failure) ++counters.malformed;
+Fate Endpoint::deliver(Path& path, Op& op, const wire::Header& header,
+                       std::span<const uint8_t> payload, Nanos now, bool stashed) {
+  const Fate fate = op.take(path.peer, header, payload, now, stashed);
+  act(op, now);
   return fate;
 }
 
-// Takes a worker's contribution to a chunk that is summed here.
-Fate Endpoint::Impl::on_push(Path& path, Op& op, const wire::Header& header,
-                             std::span<const uint8_t> payload, Nanos now, bool stashed) {
-  const uint16_t worker = path.peer;
-  AggregatorPart& part = *op.aggregator;
-  const auto added =
-      part.sum.add(worker, header.chunk, payload, header.flags & wire::kTail, now, stashed);
-  if (added == Aggregator::Added::no_memory) return Fate::refused;
-  if (added == Aggregator::Added::malformed) return Fate::malformed;
-  if (!part.result_class.empty()) {
-    uint8_t& known = part.result_class[header.chunk - op.own_shard().begin];
-    known = std::min(known, wire::priority_class(header.flags));
-  }
-  // Nothing follows from a contribution that completes no sum, where no region closes by count.
-  if (added == Aggregator::Added::counted && part.passes.empty() && !part.sum.closes_regions() &&
-      part.sum.finished().size() == part.counted)
-    return Fate::taken;
-  after_sum(op, now, worker);
-  answer_push(op, worker);
-  return Fate::taken;
-}
-
-// Takes what else a worker sends to the endpoint that sums its chunks.
-Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
-                                    std::span<const uint8_t> payload, Nanos now) {
-  const wire::Kind kind = header.common.kind;
-  if (kind == wire::Kind::forgive) return on_forgive(path, op, payload, now);
-  MessageReceiver& message = op.aggregator->opens[path.peer];
-  return fate_of(on_message(op, path.peer, kind, message, header, payload, now));
-}
-
-Fate Endpoint::Impl::on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now) {
-  if (payload.size() % 4) return Fate::malformed;
-  wire::Reader reader(payload);
-  while (!reader.rest().empty()) {
-    const auto chunk = reader.get<uint32_t>();
-    if (op.aggregator->sum.forgive(path.peer, chunk)) continue;
-    fail({name(path.peer) + " gave up chunk " + std::to_string(chunk) + " of step " +
-              std::to_string(op.spec.step) + ", which its bound does not allow",
-          path.peer, Cause::bound},
-         now);
-    return Fate::malformed;
-  }
-  after_sum(op, now, path.peer);
-  return Fate::taken;
-}
-
-// Takes what an aggregator sends to a worker that still waits for its result.
-Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
-                                std::span<const uint8_t> payload, Nanos now) {
-  const uint16_t aggregator = config.aggregator_at(path.peer);
-  const wire::Kind kind = header.common.kind;
-  WorkerPart& part = *op.worker;
-  op.waits.pulled.note(path.peer, now - op.started);
-  switch (kind) {
-    case wire::Kind::pull:
-      return fate_of(on_pull(path, op, header.chunk, payload, now));
-    case wire::Kind::stop:
-      return fate_of(on_stop(path, op, *part.push[aggregator], payload));
-    case wire::Kind::close:  // an exact plan with an exact pull has none
-      return fate_of(op.has_close && on_message(op, aggregator, kind, part.closes[aggregator],
-                                                header, payload, now));
-    case wire::Kind::commit:
-      return fate_of(op.commits() && on_message(op, aggregator, kind, part.commits[aggregator],
-                                                header, payload, now));
-    case wire::Kind::fold:
-      return fate_of(aggregator == 0 &&
-                     on_message(op, aggregator, kind, part.fold, header, payload, now));
-    default:
-      return Fate::malformed;
+// Records that the peer has started the ops of a lane below this id.
+void Endpoint::note_started(Path& path, uint64_t below) {
+  const uint64_t before = path.started.next_of(below);
+  if (!path.started.note_next(below) || port_.config.servers) return;
+  for (auto& [id, op] : ops_.all()) {
+    if (lane_of(id) != lane_of(below) || id < before || id >= below) continue;
+    path.counted.waits_end(op->started, due_.clock);
+    path.started.early.forget(id);
+    changes_.touch(path, *op);
   }
 }
 
-// Takes a result; false when the packet is malformed.
-bool Endpoint::Impl::on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload,
-                             Nanos now) {
-  const uint16_t aggregator = config.aggregator_at(path.peer);
-  const Grid::Shard& shard = op.grid.shards[aggregator];
-  if (chunk < shard.begin || chunk >= shard.end ||
-      !codec::valid(op.spec.plan.format, payload, op.grid.length(chunk)))
-    return false;
-  WorkerPart& part = *op.worker;
-  if (!part.pull[aggregator].takes_results()) return false;
-  if (!part.pull[aggregator].insert(chunk)) return true;
-  apply(op, chunk, payload.data(), now);
-  part.push[aggregator]->forget(chunk);
-  count_later(op, path);
-  answer_pull(op, aggregator);
-  maybe_done(op, now);
+// ---- acknowledgements
+
+bool Endpoint::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
+  if (!path.on_ack(ack, now)) return false;
+  std::span<const SentPacket> left = port_.acked.packets;
+  while (!left.empty()) {
+    const SentPacket& first = left.front();
+    const auto other = std::ranges::find_if(left, [&first](const SentPacket& packet) {
+      return packet.op != first.op || packet.kind != first.kind;
+    });
+    const auto run = static_cast<size_t>(other - left.begin());
+    acked(path, left.first(run), now);
+    left = left.subspan(run);
+  }
+  if (!path.judge(ack, now)) return true;
+  lost(path, now);
+  path.teach(ack, [&] { return paths_.windows(now); }, now);
+  retire(now);
   return true;
 }
 
-// Takes the regions of which a receiver needs no more chunks; false when malformed.
-bool Endpoint::Impl::on_stop(Path& path, Op& op, ChunkSender& sender,
-                             std::span<const uint8_t> payload) {
-  if (payload.size() % 4) return false;
-  wire::Reader reader(payload);
-  bool good = true;
-  while (good && !reader.rest().empty()) good = sender.stop_region(reader.get<uint32_t>());
-  recount(op, path);
-  return good;
-}
-
-// Computes the share of one sender anew.
-void Endpoint::Impl::share_credit(Path& path, Nanos now) {
-  if (!receiver.share(path.grant,
-                      {path.arriving, path.recovery.rtt, path.acks.largest(), path.stash.size(),
-                       path.stash.no_room},
-                      now))
+// Takes acknowledged packets of one op and kind.
+void Endpoint::acked(Path& path, std::span<const SentPacket> packets, Nanos now) {
+  const SentPacket& first = packets.front();
+  Op* const op = ops_.find(first.op);
+  if (!first.data()) {
+    for (const SentPacket& packet : packets) {
+      if (!path.control.live(packet.item)) continue;
+      path.control.release(packet.item);
+      if (op) op->control_acked();
+    }
+    if (op) act(*op, now);
     return;
-  path.acks.hurry();
-  touch(path);
+  }
+  // An op that is done needs no more of its push.
+  if (!op || (first.kind == wire::Kind::push && op->done())) return;
+  changes_.touch(path, *op);
+  for (const SentPacket& packet : packets) op->acked(path.peer, first.kind, packet.item);
+  op->all_acked(first.kind, now);
+  if (first.kind == wire::Kind::pull) leaving_.result_taken = now;
+  act(*op, now);
 }
 
-void Endpoint::Impl::flush(Nanos now) {
-  due.clock = now;
-  if (op_agenda.retire) retire(now);
-  if (scratch.arrived.empty()) return;
-  if (scratch.arrived.size() > 1) std::ranges::sort(scratch.arrived);
-  for (const uint16_t peer : scratch.arrived) {
-    Path& path = *paths[peer];
-    receiver.sample(peer, path.arriving, path.recovery.rtt, now);
+// Takes the packets in Port::lost, which have left flight and go again.
+void Endpoint::lost(Path& path, Nanos now) {
+  int64_t run = 0;
+  uint64_t next = 0;
+  for (const Recovery::Lost& each : port_.lost) {
+    const SentPacket& packet = each.packet;
+    run = each.why != Again::lost ? 0 : packet.number == next ? run + 1 : 1;
+    next = packet.number + 1;
+    Op* const op = ops_.find(packet.op);
+    if (op) op->waits.burst.note(path.peer, run);
+    if (!path.lost(each) || !op || (packet.kind == wire::Kind::push && op->done())) continue;
+    op->lost(path.peer, packet.kind, packet.item, each.why, now);
+    act(*op, now);
   }
-  receiver.add_turns(scratch.arrived);
-  for (const uint16_t peer : scratch.arrived)
-    if (paths[peer]) share_credit(*paths[peer], now);
-  scratch.arrived.clear();
-  counters.now.send_window = sender.window().bytes();
-  counters.now.receive_window = receiver.window().bytes();
-  counters.now.queue_delay = receiver.window().queue_delay();
+  port_.lost.clear();
+  changes_.touch(path);
+}
+
+// ---- the end of peers
+
+bool Endpoint::on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now) {
+  const bool before = path.farewell.gone;
+  const auto expected = [this](uint64_t lane) { return ops_.expected(lane); };
+  if (!path.on_bye(datagram, expected)) return false;
+  if (!path.farewell.gone) return true;
+  for (auto& [id, op] : ops_.all()) {
+    if (path.farewell.complete(id)) op->left(path.peer);
+    act(*op, now);
+  }
+  if (before) return true;
+  for (auto& [id, op] : ops_.all())
+    if (!op->done() && !still_possible(*op, now)) return true;
+  retire(now);
+  return true;
+}
+
+// ---- the end of a batch
+
+void Endpoint::flush(Nanos now) {
+  due_.clock = now;
+  if (due_.retire) retire(now);
+  if (!arrived_.empty()) {
+    std::ranges::sort(arrived_);
+    for (const uint16_t peer : arrived_) paths_.at(peer).sample(now);
+    port_.receiver.add_turns(arrived_);
+    for (const uint16_t peer : arrived_)
+      if (Path* path = paths_.find(peer); path && path->share_credit(now)) changes_.touch(*path);
+    arrived_.clear();
+    port_.counters.now.send_window = port_.sender.window().bytes();
+    port_.counters.now.receive_window = port_.receiver.window().bytes();
+    port_.counters.now.queue_delay = port_.receiver.window().queue_delay();
+  }
+  catch_up();
 }
 
 }  // namespace gradwire

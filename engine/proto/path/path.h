@@ -1,13 +1,21 @@
-// Path is what one endpoint keeps about the way to and from one peer.
+// Path is the way to and from one peer, with everything that is decided about it alone: what it
+// may send, when it sends what no op asks for, and what becomes of packets before their op is
+// known.
+//
+// Its endpoint hands it packets and times, and acts on `news` after each. What is due follows from
+// its state: next_send() and next_check() change nothing. adapt() is called once after its state or
+// its backlog has changed.
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
+#include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
+#include "proto/base/failure.h"
 #include "proto/base/reassembly.h"
+#include "proto/base/train.h"
 #include "proto/congestion/ecn.h"
 #include "proto/credit/credit.h"
 #include "proto/credit/receive_controller.h"
@@ -16,41 +24,17 @@
 #include "proto/path/liveness.h"
 #include "proto/path/path_counters.h"
 #include "proto/path/path_limit.h"
+#include "proto/path/port.h"
 #include "proto/path/started_ops.h"
+#include "proto/path/stash.h"
+#include "proto/plan/lanes.h"
 #include "proto/recovery/acknowledger.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/recovery.h"
 #include "proto/recovery/repetition.h"
+#include "wire/packet.h"
 
 namespace gradwire {
-
-// Stash holds the packets of ops that have not started here, by op and in order of arrival.
-class Stash {
- public:
-  using Datagram = std::vector<uint8_t>;
-  // The bytes that a datagram holds, with the allocation.
-  static size_t cost(size_t bytes) { return bytes + 64; }
-  // Packets of all ops.
-  size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-  void add(uint64_t op, std::span<const uint8_t> datagram) {
-    by_op_[op].emplace_back(datagram.begin(), datagram.end());
-    ++size_;
-  }
-  // Takes out the packets of an op.
-  std::vector<Datagram> take(uint64_t op) {
-    auto found = by_op_.extract(op);
-    if (found.empty()) return {};
-    size_ -= found.mapped().size();
-    return std::move(found.mapped());
-  }
-  // A packet was refused for lack of memory, and no such op has started since.
-  bool no_room = false;
-
- private:
-  std::map<uint64_t, std::vector<Datagram>> by_op_;
-  size_t size_ = 0;
-};
 
 // LossReport is the share of packets that is lost on the way to a peer, and for how long they queue
 // there, as the peer reports.
@@ -63,13 +47,6 @@ struct LossReport {
   double share(Nanos now) const { return recent(now) ? reported : 0.0; }
 };
 
-// Settled is what a path was when it was last settled.
-struct Settled {
-  bool spreads = false;   // it is long, and paces what it sends over a round
-  bool is_lossy = false;  // it has heavy loss
-  bool touched = false;   // its times and counts must be computed again
-};
-
 // Fragments are parts of datagrams that are longer than the path carries.
 struct Fragments {
   uint32_t sent = 0;  // datagrams sent in fragments
@@ -77,9 +54,24 @@ struct Fragments {
 };
 
 struct Path {
-  explicit Path(uint16_t endpoint) : peer(endpoint) {}
+  // News is what the endpoint does after an event of a path.
+  struct News {
+    bool connected = false;  // the peer has answered for the first time
+    bool suspect = false;    // the driver shall find the longest datagram on the route
+    bool limit = false;      // the longest datagram may have changed
+    Failure failure;         // the path carries nothing useful any more
+  };
+  // Standing is what the path was when it last adapted.
+  struct Standing {
+    bool spreads = false;  // it is long, and paces what it sends over a round
+    bool lossy = false;    // it has heavy loss
+    uint64_t backlog = 0;  // chunks that may go
+  };
 
-  uint16_t peer;
+  Path(uint16_t endpoint, Port& shared, Nanos now);
+
+  const uint16_t peer;
+  Port& port;
   Liveness life;
   Farewell farewell;
   StartedOps started;  // by the peer
@@ -91,10 +83,8 @@ struct Path {
   Recovery recovery;
   ControlFrames control;
   LossReport loss_to;
-  Twins twins;
   Allowance allowed;
   Hold hold;
-  uint64_t early_sent = 0;  // chunks sent of ops that are not known to have started at the peer
 
   // Receiving. The grant stands before the largest number received, which decides about it.
   Arriving arriving;
@@ -102,22 +92,150 @@ struct Path {
   Acknowledger acks;
   Stash stash;
 
-  PathLoss loss(Nanos now) const { return {loss_to.share(now), arriving.loss.share(now)}; }
-
-  Settled settled;
+  Standing standing;
   PathCounters counted;
+  News news;
 
-  PathState state(Nanos now) const {
-    const Rtt& rtt = recovery.rtt;
-    return {counted,
-            rtt.minimum(),
-            rtt.any() ? rtt.smoothed() : 0,
-            loss_to.recent(now) ? loss_to.queue : 0,
-            loss_to.share(now),
-            arriving.loss.share(now),
-            allowed.window,
-            recovery.in_flight()};
+  PathLoss loss(Nanos now) const { return {loss_to.share(now), arriving.loss.share(now)}; }
+  const PathProfile& profile() const { return recovery.rtt.profile(); }
+  PathState state(Nanos now) const;
+
+  // ---- datagrams that are no packets of an op; false for what is malformed
+  bool on_ping(const wire::Ping& ping, std::span<const uint8_t> rest, Nanos now);
+  void on_pong(const wire::Ping& ping, Nanos now);
+  // `expected`: the next number of a lane here, which expands the peer's.
+  template <class Expected>
+  bool on_bye(std::span<const uint8_t> datagram, const Expected& expected) {
+    const auto bye = wire::read_bye(datagram);
+    if (!bye) return false;
+    farewell.acknowledged |= bye->heard;
+    if (!bye->leaves) return true;
+    farewell.lanes(bye->lanes);
+    wire::Reader numbers(bye->numbers);
+    for (uint64_t lane = bye->first; !numbers.rest().empty(); ++lane)
+      farewell.note(lane, wire::expand(numbers.get<uint32_t>(), expected(lane)));
+    if (!farewell.told()) return true;
+    farewell.answer = !bye->heard && !port.left;
+    farewell.gone = true;
+    return true;
   }
+  // What an ERROR of the peer says; nothing when it is malformed.
+  Failure read_error(std::span<const uint8_t> datagram) const;
+  // Takes a fragment; returns the datagram that it completes, if any.
+  std::span<const uint8_t> on_fragment(std::span<const uint8_t> datagram);
+  // The kernel, or the peer, says that the route carries no longer datagrams than this.
+  void lower_limit(uint32_t bytes, Nanos now);
+
+  // ---- packets of ops that arrive
+  // The number of a new packet; 0 for one that has arrived before, or is damaged or forged.
+  uint64_t new_number(const wire::Header& header);
+  // Keeps a packet of an op that has not started here; false when there is no room.
+  bool keep(uint64_t op, std::span<const uint8_t> datagram);
+  // Takes the packets out that were kept of an op which starts now.
+  std::vector<Stash::Datagram> release(uint64_t op);
+  // Those packets have announced so many, themselves included: the others come now.
+  void announced(size_t packets, size_t kept);
+  // Measures a new packet; returns its queueing delay.
+  Nanos measure(const wire::Header& header, uint64_t bytes, Nanos arrival, Nanos now);
+  // Records a measured packet, and says when it is acknowledged.
+  struct Arrival {
+    uint64_t number;
+    uint64_t bytes;  // on the wire
+    bool refused;
+    uint8_t ecn;
+    Nanos queue;
+    Nanos time;
+  };
+  void record(const wire::Header& header, const Arrival& arrival, Nanos now);
+  // Takes what has arrived since the last time.
+  void sample(Nanos now) { port.receiver.sample(peer, arriving, recovery.rtt, now); }
+  // Computes the peer's share of the window anew; true when it should learn it at once.
+  bool share_credit(Nanos now);
+  // The peer can want no more than this, since a STOP has outdated what it asked for.
+  bool outdated() const { return grant.outdated(recovery.rtt.minimum(), false); }
+  void lower_demand(uint64_t most) { port.receiver.credit.lower(grant, most); }
+
+  // ---- acknowledgements
+  // Takes an ACK; false when it is malformed. Port::acked has the packets.
+  bool on_ack(const wire::Ack& ack, Nanos now);
+  // Judges the ACK once its packets are taken: Port::lost has what is lost. False when it
+  // acknowledged nothing.
+  bool judge(const wire::Ack& ack, Nanos now);
+  // Has the window learn from the ACK. `windows`: the windows of all receivers in bytes.
+  void teach(const wire::Ack& ack, const std::function<double()>& windows, Nanos now);
+  // A packet has left flight without an acknowledgement. A control frame goes again; true when the
+  // chunk of the packet may have to.
+  bool lost(const Recovery::Lost& each);
+
+  // ---- what is due
+  // Adapts to a change of its state, or of the chunks that wait for it.
+  void adapt(uint64_t backlog, Nanos now);
+  // True when nothing of an op can be sent.
+  bool closed() const { return farewell.gone || recovery.full(); }
+  uint64_t credit() const { return allowed.left(recovery.next()); }
+  // The time of the next ACK, ping or farewell.
+  Nanos next_send() const;
+  bool control_waits() { return control.waiting() && !recovery.full(); }
+  // The time at which on_timer() has something to do. `now`: when it last had.
+  Nanos next_check(Nanos now) const;
+  // Sees what the time has brought: pings, and trials of the limit.
+  void check_pings(Nanos now);
+  void check_limit(Nanos now);
+  // Port::lost has what is lost now, by the loss timer or by a probe time-out. `backlog`: the
+  // chunks that wait.
+  void check_losses(Nanos now);
+  void check_probes(uint64_t backlog, Nanos now);
+  // Port::lost has what goes again under heavy loss, without waiting for an ACK. `full`: the window
+  // admits nothing. Returns when the next is due.
+  Nanos repeat(bool full, Copies& copies, Nanos now);
+  // This endpoint fails, or leaves.
+  void fail(Nanos now);
+  void leave(Nanos now);
+  bool farewell_over() const;
+  // A peer that has left stays for a while to serve what others still need of it.
+  bool listens(Nanos now) const { return !farewell.gone || now - life.last_heard < kHeardOf; }
+
+  // ---- sending
+  // Writes the next ACK, ping, ERROR or BYE; false when none is due.
+  bool write_signal(const std::vector<Lane>& lanes, const Failure& failure, Nanos now,
+                    Train& train);
+  // Writes the next control frame; returns its op.
+  uint64_t write_control(Nanos now, Train& train);
+  // Counts the packets of a train that goes now.
+  void sent(const Train& train, Nanos now);
+  // The header of a packet. `backlog`: the chunks that still wait for the peer.
+  wire::Header header_of(const SentPacket& packet, uint32_t chunk, uint64_t backlog,
+                         Nanos now) const;
+  // Splits the only datagram of a train into fragments that the path carries.
+  void split(Train& train);
+
+  // ---- chunks
+  // True when the peer may not have started this op: no packet of it, or of a later op of its lane,
+  // has arrived. A server has an op from the first OPEN on.
+  bool is_early(uint64_t op) const { return port.config.servers == 0 && !started.contains(op); }
+  uint64_t early_room() const {
+    return port.config.servers ? UINT64_MAX : started.early.room(most_early());
+  }
+  // The packets of the next train at most. `window`: those that the window admits.
+  uint32_t most_packets(bool probe, uint64_t window) const;
+  // True when its own pace holds it back: where several paths are long, each has its part of its
+  // receiver's window. `until` becomes the first time at which one may go.
+  bool holds(Nanos now, Nanos& until);
+  // Counts a train that goes now. `apart`: several paths are long.
+  void went(const Train& train, bool probe, bool apart);
+
+ private:
+  size_t most_early() const;
+  void limit_fell();
+  bool write_ping(const std::vector<Lane>& lanes, Nanos now, Train& train);
+  void put_ping(const std::vector<Lane>& lanes, bool pong, size_t bytes, Nanos now, Train& train);
+  uint64_t next_id(const std::vector<Lane>& lanes);
+  void write_ack(Nanos now, Train& train);
+  bool write_bye(const std::vector<Lane>& lanes, Nanos now, Train& train);
 };
+
+// Writes the ERROR that reports a failure to a peer. Drivers need it where an endpoint cannot go
+// on.
+void write_error(const EndpointConfig& config, const Failure& failure, uint16_t peer, Train& train);
 
 }  // namespace gradwire

@@ -1,16 +1,19 @@
-// StartedOps records which ops a peer is known to have started.
+// StartedOps records which ops a peer is known to have started, and what went to it before.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "proto/path/early_chunks.h"
 #include "proto/plan/lanes.h"
 
 namespace gradwire {
 
 class StartedOps {
  public:
+  EarlyChunks early;  // its owner's: sent of ops that the peer is not known to have started
+
   // True when the peer is known to have started this op or a later one of its lane.
   bool contains(uint64_t op) const { return op < next_of(op); }
   // The id below which all ids of this one's lane have started.

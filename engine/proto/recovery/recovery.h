@@ -36,6 +36,7 @@ class Recovery {
   };
 
   Rtt rtt;
+  Twins twins;  // the caller's: what goes several times at once
 
   // ---- packets in flight
   uint64_t next() const { return sent_.next(); }

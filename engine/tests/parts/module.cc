@@ -8,6 +8,7 @@ NB_MODULE(_parts, module) {
   gradwire::parts::bind_congestion(module);
   gradwire::parts::bind_credit(module);
   gradwire::parts::bind_sched(module);
+  gradwire::parts::bind_op(module);
   gradwire::parts::bind_path(module);
   gradwire::parts::bind_push(module);
   gradwire::parts::bind_pull(module);

@@ -43,5 +43,6 @@ void bind_sched(nb::module_& module);
 void bind_path(nb::module_& module);
 void bind_push(nb::module_& module);
 void bind_pull(nb::module_& module);
+void bind_op(nb::module_& module);
 
 }  // namespace gradwire::parts

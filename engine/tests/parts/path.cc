@@ -1,12 +1,215 @@
 #include "proto/path/path.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "proto/path/control_frames.h"
+#include "proto/path/early_chunks.h"
 #include "proto/path/farewell.h"
 #include "proto/path/liveness.h"
 #include "proto/path/path_limit.h"
+#include "proto/path/silence.h"
 #include "proto/path/started_ops.h"
 #include "tests/parts/parts.h"
 
 namespace gradwire::parts {
+namespace {
+
+// One end of a path, with the port that outlives it.
+struct PathEnd {
+  PathEnd(uint16_t endpoint, uint16_t workers, uint32_t datagram, uint64_t memory, Nanos now)
+      : port(config_of(endpoint, workers, datagram, memory)),
+        path(endpoint == 0 ? 1 : 0, port, now) {}
+
+  static EndpointConfig config_of(uint16_t endpoint, uint16_t workers, uint32_t datagram,
+                                  uint64_t memory) {
+    EndpointConfig config;
+    config.endpoint = endpoint;
+    config.workers = workers;
+    config.datagram_bytes = datagram;
+    config.memory_limit = memory;
+    return config;
+  }
+  static std::optional<nb::bytes> bytes(const Train& train) {
+    return nb::bytes(train.spans[0].data, train.spans[0].size);
+  }
+
+  Port port;
+  Path path;
+  Train train;
+};
+
+std::vector<uint64_t> numbers_of(std::vector<Recovery::Lost>& lost) {
+  std::vector<uint64_t> numbers;
+  for (const Recovery::Lost& each : lost) numbers.push_back(each.packet.number);
+  return numbers;
+}
+
+void bind_ends(nb::module_& module) {
+  nb::class_<EarlyChunks>(module, "EarlyChunks")
+      .def(nb::init<>())
+      .def("room", &EarlyChunks::room, "most"_a)
+      .def("add", &EarlyChunks::add, "op"_a)
+      .def("forget", &EarlyChunks::forget, "op"_a);
+
+  module.def(
+      "failure_of_silence",
+      [](const std::vector<std::tuple<uint16_t, Nanos, bool>>& peers, uint16_t workers,
+         Nanos timeout, Nanos now) {
+        EndpointConfig config;
+        config.workers = workers;
+        config.peer_timeout = timeout;
+        std::vector<Listened> listened;
+        for (const auto& [peer, heard, left] : peers) listened.push_back({peer, heard, left});
+        const Failure why = failure_of_silence(listened, config, "", now);
+        return std::tuple(why.text, why.rank, std::string(word_of(why.cause)));
+      },
+      "peers"_a, "workers"_a, "timeout"_a, "now"_a);
+
+  nb::class_<PathEnd>(module, "PathEnd")
+      .def(nb::init<uint16_t, uint16_t, uint32_t, uint64_t, Nanos>(), "endpoint"_a, "workers"_a = 2,
+           "datagram"_a = 1472, "memory"_a = 1 << 24, "now"_a = 0)
+      .def(
+          "push",
+          [](PathEnd& self, size_t bytes) {
+            self.path.control.push({0, wire::Kind::stop, 0, std::vector<uint8_t>(bytes)});
+          },
+          "bytes"_a)
+      .def("open_frames", [](const PathEnd& self) { return self.path.control.open(); })
+      .def("in_flight", [](const PathEnd& self) { return self.path.recovery.in_flight(); })
+      .def("sent", [](const PathEnd& self) { return self.path.recovery.next() - 1; })
+      .def("probes", [](const PathEnd& self) { return self.path.recovery.probes(); })
+      .def("awaits", [](const PathEnd& self) { return self.path.recovery.waiting(); })
+      .def("credit", [](const PathEnd& self) { return self.path.credit(); })
+      .def(
+          "most_packets",
+          [](PathEnd& self, bool probe, uint64_t window) {
+            return self.path.most_packets(probe, window);
+          },
+          "probe"_a, "window"_a)
+      .def(
+          "adapt",
+          [](PathEnd& self, uint64_t backlog, Nanos now) { self.path.adapt(backlog, now); },
+          "backlog"_a, "now"_a)
+      .def("next_send", [](const PathEnd& self) { return self.path.next_send(); })
+      .def("next_check", [](const PathEnd& self, Nanos now) { return self.path.next_check(now); })
+      .def(
+          "on_timer",
+          [](PathEnd& self, uint64_t backlog, Nanos now) {
+            self.path.check_pings(now);
+            self.path.check_limit(now);
+            self.path.check_losses(now);
+            self.path.check_probes(backlog, now);
+          },
+          "backlog"_a, "now"_a)
+      .def("take_lost",
+           [](PathEnd& self) {
+             for (const Recovery::Lost& each : self.port.lost) self.path.lost(each);
+             const auto numbers = numbers_of(self.port.lost);
+             self.port.lost.clear();
+             return numbers;
+           })
+      .def(
+          "write_control",
+          [](PathEnd& self, Nanos now) -> std::optional<nb::bytes> {
+            if (!self.path.control_waits()) return std::nullopt;
+            self.path.write_control(now, self.train);
+            return PathEnd::bytes(self.train);
+          },
+          "now"_a)
+      .def(
+          "write_signal",
+          [](PathEnd& self, Nanos now) -> std::optional<nb::bytes> {
+            if (!self.path.write_signal({}, {}, now, self.train)) return std::nullopt;
+            return PathEnd::bytes(self.train);
+          },
+          "now"_a)
+      .def(
+          "take_packet",
+          [](PathEnd& self, const nb::bytes& datagram, Nanos now) {
+            const auto header = wire::read_header(span_of(datagram));
+            self.path.life.note(now);
+            const uint64_t number = header ? self.path.new_number(*header) : 0;
+            if (number == 0) return number;
+            const Nanos queue = self.path.measure(*header, datagram.size(), now, now);
+            self.path.record(*header, {number, datagram.size(), false, 0, queue, now}, now);
+            self.path.sample(now);
+            self.path.share_credit(now);
+            return number;
+          },
+          "datagram"_a, "now"_a)
+      .def(
+          "take_ack",
+          [](PathEnd& self, const nb::bytes& datagram,
+             Nanos now) -> std::optional<std::vector<uint64_t>> {
+            wire::Ack ack;
+            self.path.life.note(now);
+            if (!wire::read_ack(span_of(datagram), ack) || !self.path.on_ack(ack, now))
+              return std::nullopt;
+            std::vector<uint64_t> numbers;
+            for (const SentPacket& packet : self.port.acked.packets) {
+              numbers.push_back(packet.number);
+              self.path.control.release(packet.item);
+            }
+            if (self.path.judge(ack, now)) self.path.teach(ack, [] { return 0.0; }, now);
+            return numbers;
+          },
+          "datagram"_a, "now"_a)
+      .def(
+          "take_ping",
+          [](PathEnd& self, const nb::bytes& datagram, bool pong, Nanos now) {
+            const auto ping = wire::read_ping(span_of(datagram));
+            self.path.life.note(now);
+            if (!ping) return false;
+            if (pong) self.path.on_pong(*ping, now);
+            return pong ||
+                   self.path.on_ping(*ping, span_of(datagram).subspan(wire::kPingBytes), now);
+          },
+          "datagram"_a, "pong"_a, "now"_a)
+      .def(
+          "keep",
+          [](PathEnd& self, uint64_t op, const nb::bytes& datagram) {
+            return self.path.keep(op, span_of(datagram));
+          },
+          "op"_a, "datagram"_a)
+      .def(
+          "release", [](PathEnd& self, uint64_t op) { return self.path.release(op).size(); },
+          "op"_a)
+      .def("held", [](const PathEnd& self) { return self.port.memory.held(); })
+      .def(
+          "start", [](PathEnd& self, uint64_t below) { self.path.started.note_next(below); },
+          "below"_a)
+      .def(
+          "is_early", [](const PathEnd& self, uint64_t op) { return self.path.is_early(op); },
+          "op"_a)
+      .def("connected", [](const PathEnd& self) { return self.path.life.connected; })
+      .def(
+          "fail",
+          [](PathEnd& self, Nanos now) {
+            self.port.failed = true;
+            self.path.fail(now);
+          },
+          "now"_a)
+      .def(
+          "leave",
+          [](PathEnd& self, Nanos now) {
+            self.port.leaving = true;
+            self.path.leave(now);
+          },
+          "now"_a)
+      .def(
+          "lower_limit",
+          [](PathEnd& self, uint32_t bytes, Nanos now) {
+            self.path.lower_limit(bytes, now);
+            return self.path.news.failure.text;
+          },
+          "bytes"_a, "now"_a);
+}
+
+}  // namespace
 
 void bind_path(nb::module_& module) {
   nb::class_<Liveness::Times>(module, "Times")
@@ -32,19 +235,21 @@ void bind_path(nb::module_& module) {
       .def("size", &Stash::size)
       .def(
           "add",
-          [](Stash& self, uint64_t op, nb::bytes datagram) {
-            self.add(op, {reinterpret_cast<const uint8_t*>(datagram.c_str()), datagram.size()});
+          [](Stash& self, uint64_t op, nb::bytes datagram, size_t all, Memory& memory) {
+            return self.add(op, span_of(datagram), all, memory);
           },
-          "op"_a, "datagram"_a)
+          "op"_a, "datagram"_a, "all"_a, "memory"_a)
       .def(
           "take",
-          [](Stash& self, uint64_t op) {
+          [](Stash& self, uint64_t op, Memory& memory) {
+            size_t all = self.size();
             std::vector<nb::bytes> out;
-            for (const Stash::Datagram& each : self.take(op))
-              out.emplace_back(reinterpret_cast<const char*>(each.data()), each.size());
+            for (const Stash::Datagram& each : self.take(op, all, memory))
+              out.push_back(bytes_of(each));
             return out;
           },
-          "op"_a);
+          "op"_a, "memory"_a)
+      .def("no_room", &Stash::no_room);
 
   nb::class_<Farewell>(module, "Farewell")
       .def(nb::init<>())
@@ -102,6 +307,8 @@ void bind_path(nb::module_& module) {
           "handle"_a)
       .def("again", &ControlFrames::again, "handle"_a)
       .def("release", &ControlFrames::release, "handle"_a);
+
+  bind_ends(module);
 }
 
 }  // namespace gradwire::parts

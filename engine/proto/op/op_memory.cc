@@ -1,9 +1,8 @@
-#include "proto/endpoint/op_memory.h"
+#include "proto/op/op_memory.h"
 
 #include <algorithm>
 
-#include "proto/endpoint/endpoint.h"
-#include "proto/endpoint/op.h"
+#include "proto/base/config.h"
 #include "proto/plan/grid.h"
 
 namespace gradwire {

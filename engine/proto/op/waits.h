@@ -39,6 +39,14 @@ struct Waits {
     std::vector<uint64_t> counts_;
   };
 
+  // A packet has arrived: its number, the largest before it, and how long it queued.
+  void arrived(uint16_t peer, uint64_t number, uint64_t largest, Nanos queue) {
+    queued.note(peer, queue);
+    if (largest == 0 || number <= largest + 1) return;
+    missed.add(peer, number - largest - 1);
+    burst.note(peer, static_cast<int64_t>(number - largest - 1));
+  }
+
   // Times since the op started here.
   Most opened;  // the last worker to begin the op, as the endpoint that sums its chunks sees it
   Most pushed;  // when the own shard was complete, and by whom; nobody where time closed it

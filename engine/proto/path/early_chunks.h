@@ -1,0 +1,34 @@
+// EarlyChunks counts the chunks that have gone to a peer before it was known to have started their
+// op.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+namespace gradwire {
+
+class EarlyChunks {
+ public:
+  // How many more may go where `most` may. Packets that a late peer refuses would be sent again and
+  // again.
+  uint64_t room(size_t most) const { return most - std::min(most, all_); }
+  void add(uint64_t op) {
+    ++by_op_[op];
+    ++all_;
+  }
+  // The peer has started the op, or the op is over.
+  void forget(uint64_t op) {
+    const auto found = by_op_.find(op);
+    if (found == by_op_.end()) return;
+    all_ -= found->second;
+    by_op_.erase(found);
+  }
+
+ private:
+  std::map<uint64_t, size_t> by_op_;
+  size_t all_ = 0;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,66 @@
+// Port is what all paths of one endpoint share: the windows of its host's port, and how the
+// endpoint stands.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/config.h"
+#include "proto/base/counters.h"
+#include "proto/base/memory.h"
+#include "proto/base/train.h"
+#include "proto/congestion/send_controller.h"
+#include "proto/credit/receive_controller.h"
+#include "proto/path/liveness.h"
+#include "proto/recovery/recovery.h"
+#include "wire/packet.h"
+
+namespace gradwire {
+
+struct Port {
+  explicit Port(const EndpointConfig& c)
+      : config(c),
+        sender(c.wire_bytes(), c.delay_target, c.pacing, c.endpoints()),
+        receiver({c.endpoints(), c.peers_of(c.endpoint), c.workers, c.wire_bytes(),
+                  std::max(kUnreadShare * c.receive_buffer, kLeastUnread * c.datagram_bytes),
+                  c.delay_target, c.endpoint >= c.workers}),
+        dscp(c.dscp) {
+    memory.limit = c.memory_limit;
+    counters.now.path_limit = c.datagram_bytes;
+  }
+
+  const EndpointConfig config;
+  SendController sender;
+  ReceiveController receiver;
+  Memory memory;       // of all ops, and of packets of ops that have not started here
+  size_t stashed = 0;  // such packets
+  Counters counters;
+  uint8_t dscp;  // of control packets: that of the first class in the newest op's plan
+  // How the endpoint stands.
+  bool failed = false;
+  bool leaving = false;
+  bool left = false;  // it has left: nothing is sent any more
+  // Memory that is used again and again.
+  Recovery::Acked acked;
+  std::vector<Recovery::Lost> lost;
+
+  double btlbw() const { return std::max(sender.window().rate(), receiver.window().rate()); }
+  // The packets that a train holds.
+  uint32_t longest_train() const {
+    return static_cast<uint32_t>(
+        std::min(Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes));
+  }
+  Liveness::Times ping_times() const { return {config.ping_interval, config.peer_timeout}; }
+  wire::Common header(wire::Kind kind) const {
+    return {wire::kVersion, kind, config.endpoint, config.session};
+  }
+
+ private:
+  // The share of the socket's receive buffer that a window may fill, since packets also wait there
+  // while this host is busy; and datagrams of it at least.
+  static constexpr double kUnreadShare = 0.5;
+  static constexpr double kLeastUnread = 8;
+};
+
+}  // namespace gradwire
