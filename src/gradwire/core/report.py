@@ -8,7 +8,7 @@ import math
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +97,25 @@ class StepReport:
     rank: int
     policy: str
     phase: Phase
-    bound: float
-    effective_bound: float
-    delivered: float
-    applied: float
-    regions: tuple[RegionReport, ...]
-    buckets: int
-    elements: int
-    bytes: int
-    packets: int
-    retransmissions: int
-    push_s: float
-    pull_s: float
-    comm_s: float
-    rtprop_s: float
-    btlbw: float
-    critical_share: float
-    verdict: str
-    exceeded: tuple[str, ...]
-    agreed: Summary
+    bound: float = 0.0
+    effective_bound: float = 0.0
+    delivered: float = 1.0
+    applied: float = 1.0
+    regions: tuple[RegionReport, ...] = ()
+    buckets: int = 0
+    elements: int = 0
+    bytes: int = 0
+    packets: int = 0
+    retransmissions: int = 0
+    push_s: float = 0.0
+    pull_s: float = 0.0
+    comm_s: float = 0.0
+    rtprop_s: float = 0.0
+    btlbw: float = 0.0
+    critical_share: float = 1.0
+    verdict: str = "fixed bound"
+    exceeded: tuple[str, ...] = ()
+    agreed: Summary = field(default_factory=lambda: Summary(0))
     guard: str = ""
     period_s: float = 0.0
     passes: int = 0
@@ -156,7 +156,7 @@ class StepReport:
 
     def line(self) -> str:
         """Returns the report as one line of JSON; non-finite numbers become null."""
-        values = {field.name: getattr(self, field.name) for field in fields(StepReport)}
+        values = {each.name: getattr(self, each.name) for each in fields(StepReport)}
         values |= {"regions": (), "agreed": asdict(self.agreed)}
         values |= {"slowest": self.slowest and vars(self.slowest)}
         regions = [vars(region) for region in self.regions]

@@ -74,7 +74,7 @@ class VirtualEngine(Engine):
         self._fabric = fabric
         self._rank = rank
         self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
-        self._numbers: set[int] = set()
+        self.numbers: dict[int, str] = {}
 
     def start(self, request: TransferRequest) -> Handle:
         """Starts one op now, in virtual time; returns its handle, which `collect` ends."""
@@ -96,18 +96,6 @@ class VirtualEngine(Engine):
         self.pending.append((op, request, handle))
         self._next_ops[request.lane] += 1
         return handle
-
-    def numbers(self) -> list[int]:
-        """Returns the numbers that communicators have taken."""
-        return sorted(self._numbers)
-
-    def take_number(self, number: int, user: str) -> None:
-        """Takes a number that is free here; users wait for nothing in real time."""
-        self._numbers.add(number)
-
-    def return_number(self, number: int) -> None:
-        """Gives back a number that `take_number` took."""
-        self._numbers.discard(number)
 
     def counters(self) -> dict[str, float]:
         """Returns the endpoint's counters."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch.distributed as dist
 
-from gradwire.core.agreed import Phase, Summary
+from gradwire.core.agreed import Phase
 from gradwire.core.environment import from_environment
 from gradwire.core.errors import GradwireError
 from gradwire.core.report import StepReport
@@ -95,31 +95,7 @@ class LeftAlone:
         return {}
 
     def report(self) -> StepReport:
-        return StepReport(
-            step=0,
-            rank=self._rank,
-            policy=OFF,
-            phase=self.phase,
-            bound=0.0,
-            effective_bound=0.0,
-            delivered=1.0,
-            applied=1.0,
-            regions=(),
-            buckets=0,
-            elements=0,
-            bytes=0,
-            packets=0,
-            retransmissions=0,
-            push_s=0.0,
-            pull_s=0.0,
-            comm_s=0.0,
-            rtprop_s=0.0,
-            btlbw=0.0,
-            critical_share=1.0,
-            verdict="fixed bound",
-            exceeded=(),
-            agreed=Summary(0),
-        )
+        return StepReport(step=0, rank=self._rank, policy=OFF, phase=self.phase)
 
     def _drop(self, *_: object) -> None:
         """Does nothing: there is nothing to decide, and nothing to deliver."""

@@ -176,7 +176,7 @@ class Communicator(OfThisProcess):
         """
         if self.engine is None:
             return 0
-        texts = meeting.exchange(json.dumps(self.engine.numbers()))
+        texts = meeting.exchange(json.dumps(sorted(self.engine.numbers)))
         taken = set(itertools.chain(*map(json.loads, texts)))
         number = next(n for n in itertools.count() if n not in taken)
         if number >= NUMBERS:
@@ -184,14 +184,14 @@ class Communicator(OfThisProcess):
                 f"{NUMBERS} modules are attached over one engine, and no more can be: detach some, "
                 "or attach one module that holds several"
             )
-        self.engine.take_number(number, f"{user}, number {number}")
+        self.engine.numbers[number] = f"{user}, number {number}"
         self._lane = 1 + number
         return number
 
     def return_number(self, number: int) -> None:
         """Gives back the number that `take_number` returned; to be called once."""
         if self.engine is not None:
-            self.engine.return_number(number)
+            self.engine.numbers.pop(number, None)
 
     def meeting(self, topic: str) -> Meeting:
         """Makes a meeting of the workers in the store, on a topic."""

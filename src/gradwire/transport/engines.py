@@ -98,7 +98,7 @@ class SharedEngine(Engine):
         self.datagram = datagram
         self._carried = datagram
         self.users = 1
-        self._users: dict[int, str] = {}  # by number
+        self.numbers: dict[int, str] = {}
         self.pid = os.getpid()
         # Without servers an open engine does not keep a store that is no longer needed.
         self._meeting = meeting if settings.server_count else None
@@ -158,18 +158,6 @@ class SharedEngine(Engine):
                 raise
             self._next_ops[lane] += 1
         return handle
-
-    def numbers(self) -> list[int]:
-        with registry.lock:
-            return sorted(self._users)
-
-    def take_number(self, number: int, user: str) -> None:
-        with registry.lock:
-            self._users[number] = user
-
-    def return_number(self, number: int) -> None:
-        with registry.lock:
-            self._users.pop(number, None)
 
     def counters(self) -> dict[str, float]:
         native = self.native
@@ -309,8 +297,7 @@ class SharedEngine(Engine):
             return []
         with self._mutex:
             begun = dict(self._next_ops)
-        with registry.lock:
-            lanes = [0, *(1 + number for number in self._users)]
+        lanes = [0, *(1 + number for number in list(self.numbers))]
         return [
             f"{self._names.name(peer.endpoint)} in {self._user(lane)}"
             for peer in native.peers()
@@ -321,8 +308,7 @@ class SharedEngine(Engine):
 
     def _user(self, lane: int) -> str:
         """Names the user of a lane; lane 0 is that of all without a number."""
-        with registry.lock:
-            return self._users.get(lane - 1, f"group {self.group!r}")
+        return self.numbers.get(lane - 1, f"group {self.group!r}")
 
     def _watch_failure(self, native: _engine.Engine) -> None:
         """Fails open transfers when the engine has failed without completing them."""

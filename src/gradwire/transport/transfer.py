@@ -188,11 +188,13 @@ class Engine(Protocol):
         session: The tag of the engine's packets, of which no other engine of the job has the same.
         datagram: The agreed size of datagrams in bytes.
         start_queue: The queue of transfers that start later than they are asked for.
+        numbers: What warnings call those that have taken a number (`Communicator.take_number`).
     """
 
     session: int
     datagram: int
     start_queue: StartQueue
+    numbers: dict[int, str]
 
     def start(self, request: TransferRequest) -> Handle:
         """Starts one op, numbered in the order of these calls in its lane.
@@ -208,15 +210,6 @@ class Engine(Protocol):
         Raises:
             TransferError: The engine has failed or is closed, or belongs to another process.
         """
-
-    def numbers(self) -> list[int]:
-        """Returns the numbers that users of this engine have taken (`Communicator.take_number`)."""
-
-    def take_number(self, number: int, user: str) -> None:
-        """Takes a number that is free here, for a user whom warnings call so."""
-
-    def return_number(self, number: int) -> None:
-        """Gives back a number that `take_number` took."""
 
     def counters(self) -> dict[str, float]:
         """Returns the engine's counters."""
