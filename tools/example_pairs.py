@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -24,13 +25,19 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
 
 
-def run(policy: str, steps: int, report: Path | None = None) -> float:
-    """Runs the example; returns its steps per second."""
+def run(policy: str, steps: int, folder: str, report: Path | None = None) -> float:
+    """Runs the example; returns its steps per second. What torchrun logs goes with the folder."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", str(EXAMPLE), "--policy", policy, "--steps", str(steps)]
     if report is not None:
         command += ["--report", str(report)]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TMPDIR": folder},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     found = re.search(r"^([\d.]+) steps/s$", done.stdout, re.M)
     if done.returncode or found is None:
         sys.exit(f"the example failed under policy {policy}:\n{done.stdout}")
@@ -58,7 +65,7 @@ def main() -> None:
             runs = [("none", None), (options.policy, report)]
             if pair % 2:
                 runs.reverse()  # whichever comes first has no advantage
-            rates = {policy: run(policy, options.steps, path) for policy, path in runs}
+            rates = {policy: run(policy, options.steps, folder, path) for policy, path in runs}
             relative.append(rates["none"] / rates[options.policy])
             print(
                 f"pair {pair + 1}: {rates['none']:.2f} steps/s without, "
