@@ -335,7 +335,6 @@ def _store_of_environment() -> str:
             "no store",
             "give --store host:port, or set MASTER_ADDR and MASTER_PORT",
             setting="store",
-            value=None,
         )
     return f"{host}:{port}"
 

@@ -59,7 +59,6 @@ class LayerSearch:
                 "the model has no trained parameters (requires_grad)",
                 "there is nothing to calibrate",
                 setting="model",
-                value=None,
             )
         self._eps, self._lr, self._chunk_elements = eps, lr, chunk_elements
         self.layers: dict[str, list[str]] = {}

@@ -56,7 +56,6 @@ class Group:
                 "gradwire needs an initialised process group",
                 "call torch.distributed.init_process_group first",
                 setting="process_group",
-                value=None,
             )
         group = group if group is not None else dist.group.WORLD
         assert group is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gradwire.core.loss_runs import runs_possible, shortest_run
+from gradwire_lab.network.loss_runs import runs_possible, shortest_run
 from gradwire_lab.network.presets import KIB
 
 LONGEST_SECONDS = 60.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.core.loss_runs import runs_possible, shortest_run
 from gradwire_lab.network.addresses import MAX_HOSTS
 from gradwire_lab.network.leaves import Leaves
+from gradwire_lab.network.loss_runs import runs_possible, shortest_run
 from gradwire_lab.network.presets import MAX_FRAME, NETWORKS, Burst, Preset
 from gradwire_lab.scenario.reader import MISSING, ScenarioError, key
 

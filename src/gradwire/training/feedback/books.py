@@ -296,7 +296,6 @@ class Books:
                     "residuals loaded with error_feedback off: their gradient would be lost; "
                     "set error_feedback=True, or flush() before saving",
                     setting=state.at(key),
-                    value=None,
                 )
             if filled and key == "velocities" and self._velocities is None:
                 raise ConfigError.about(
@@ -304,7 +303,6 @@ class Books:
                     "velocities loaded without a momentum memory: they would be lost; attach "
                     "with the momentum= of the state, or load it without them",
                     setting=state.at(key),
-                    value=None,
                 )
             if trained is not None:
                 unknown = [name for name in arrays if name not in trained]
@@ -314,7 +312,6 @@ class Books:
                         f"the model trains no such parameter{suggestion(unknown[0], trained)}; "
                         "load_state_dict(state, strict=False) drops values of other parameters",
                         setting=f"{state.at(key)}[{unknown[0]!r}]",
-                        value=None,
                     )
                 dropped.update(unknown)
                 arrays = {name: values for name, values in arrays.items() if name in trained}
