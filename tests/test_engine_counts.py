@@ -58,11 +58,12 @@ def test_folders_are_counted_each_by_its_rule(tool: ModuleType) -> None:
                 "  int three = 0;\n  std::map<int, int> four{f()};\n};\n"
             ),
             "push/list.h": "constexpr int kFew = 5;\n",
+            "base/config.h": "Nanos delay_target = 1300 * kMicrosecond;\n",
         }
     )
-    assert [each.value for each in found.constants] == [0.7, 0.5]
+    assert [each.value for each in found.constants] == [1300, 0.7, 0.5]
     assert [each.value for each in found.rings] == [131_072]
-    assert found.lines == 1 + 1 + 2 + 1 + 7 + 1
+    assert found.lines == 1 + 1 + 2 + 1 + 7 + 1 + 1
     assert found.endpoint_lines == 2 + 1 + 7
     assert found.methods == 2
 
