@@ -127,6 +127,8 @@ def main() -> None:
     for step in range(options.steps):
         inputs, targets = next(data)
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        if attachment is not None:
+            attachment.loss(loss)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

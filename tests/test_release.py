@@ -103,7 +103,7 @@ def test_the_options_that_the_tutorial_gives_to_the_example_exist(
         names["main"]()  # type: ignore[operator]
     monkeypatch.undo()
     given = [line.partition("examples/train_ddp.py ")[2] for line in typed(TUTORIAL.read_text())]
-    assert len([options for options in given if options]) == 3
+    assert len([options for options in given if options]) == 4
     for options in given:
         parsers[0].parse_args(options.split())
 
