@@ -43,6 +43,20 @@ def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("setup", "line"),
+    [
+        ("", "gradwire: rank 1 waits\n"),
+        ("logging.basicConfig()", "WARNING:gradwire:rank 1 waits\n"),
+    ],
+)
+def test_a_line_of_the_log_says_who_speaks(setup: str, line: str) -> None:
+    line_of = "logging.getLogger('gradwire').warning('rank %d waits', 1)"
+    program = f"import logging, gradwire\n{setup}\n{line_of}"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stderr == line
+
+
 def test_each_line_of_help_is_the_commands_own() -> None:
     group = typer.main.get_command(cli.app)
     assert isinstance(group, cli.LazyCommands)

@@ -1,5 +1,6 @@
 """Bounded-loss gradient transport for data-parallel PyTorch training."""
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,17 @@ __all__ = [
     "comm_hook",
     "policies",
 ]
+
+
+def _name_the_speaker(record: logging.LogRecord) -> bool:
+    """Begins a line with "gradwire: " where logging is not set up and prints it alone."""
+    alone = not logging.getLogger("gradwire").hasHandlers()
+    if alone and not str(record.msg).startswith("gradwire"):
+        record.msg = f"gradwire: {record.msg}"
+    return True
+
+
+logging.getLogger("gradwire").addFilter(_name_the_speaker)
 
 
 def __dir__() -> list[str]:
