@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from gradwire_lab.bench import app, networks_page
 from gradwire_lab.bench.network_groups import far, grid
 from gradwire_lab.bench.page import NAME, TITLES, render
+from gradwire_lab.bench.page_command import PARTS
 from gradwire_lab.bench.pictures import SIZE_GROUNDS, measure_sizes
 from gradwire_lab.bench.transport_grid import NETWORKS, Ground
 from gradwire_lab.bench.where import GIGABIT, LOSSES, ROUND_TRIPS, SIZES, cells, tcp_rate
@@ -149,6 +150,11 @@ def test_the_command_writes_the_page_from_the_figures(tmp_path: Path) -> None:
 
 def test_the_page_is_what_the_figures_say() -> None:
     assert (DOCS / NAME).read_text() == render(DOCS)
+    for name in TITLES:
+        command = json.loads((DOCS / f"{name}.json").read_text())["command"]
+        _, drawn, parts = command.partition("gradwire bench page")
+        named = parts.partition(" --")[0].split()
+        assert not drawn or {*named} <= {*PARTS}, command
 
 
 @pytest.mark.parametrize("part", ["page", "networks"])
