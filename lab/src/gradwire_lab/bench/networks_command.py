@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from rich.table import Table
 from gradwire.sim.fabric import Link
 from gradwire_lab.bench.network_groups import GROUPS, HOST_QUEUE
 from gradwire_lab.bench.network_scenes import SHARES, WORDS, figure_text
-from gradwire_lab.bench.networks import GIGABIT, Cell, Situation, run_networks
+from gradwire_lab.bench.networks import GIGABIT, Cell, Mark, Situation, run_networks
 from gradwire_lab.contest.measure import CONVENTION, environment
 
 _CAPTION = (
@@ -25,7 +26,16 @@ _CAPTION = (
     "the header ideal; own drops: of the engine's packets, by queues and policers; sent: payload "
     f"over the bytes of the ops; ACKs: for a datagram received\n{CONVENTION}"
 )
-_SHORT = {"time": "time", "drops": "own drops", "payload": "sent", "acks": "ACKs"}
+_SHORT = {
+    "time": "time",
+    "drops": "own drops",
+    "payload": "sent",
+    "acks": "ACKs",
+    "time_over": "time over",
+    "worst_over": "worst over",
+}
+_NO_WORSE = (Mark("time_over", most=1.05), Mark("worst_over", most=1.15))
+"""What an engine shall keep of an older one's times, on the networks that it was made for."""
 
 
 def networks(
@@ -187,6 +197,12 @@ def _compare(rows: Sequence[Row], older: Mapping[_Key, Row]) -> None:
         for key in ("time", "worst"):
             if key in row and was.get(key):
                 row[f"{key}_over"] = row[key] / was[key]
+        if row["group"] == "known" and "failure" not in row:
+            row["marks"] += [
+                {**asdict(mark), "met": mark.met(row[mark.figure])}
+                for mark in _NO_WORSE
+                if mark.figure in row
+            ]
 
 
 # ---------------------------------------------------------------------------- tables
@@ -223,6 +239,9 @@ def _print(rows: Sequence[Row], seeds: int) -> None:
     for row in rows:
         if "first" not in row and "failure" not in row:
             console.print(_scene(row, seeds))
+    judged = [mark["met"] for row in rows for mark in row.get("marks", ())]
+    if judged:
+        console.print(f"{sum(judged)} of {len(judged)} marks met", highlight=False)
 
 
 def _scene(row: Row, seeds: int) -> Table:
