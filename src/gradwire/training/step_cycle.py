@@ -46,14 +46,7 @@ class StepCycle(TrainingState):
     def _begin_step(
         self, slots: HashedTuple[TensorSlot], others: Sequence[Ballot], *, joined: bool
     ) -> Step:
-        self._check_skips()
-        theirs = [each.scale for each in others if each.scale is not None]
-        if joined and theirs:  # this rank's own scaler takes no steps any more
-            self.set_grad_scale(theirs[0])
-        elif self._scaler is not None and not joined:
-            self.set_grad_scale(self._scaler.get_scale())
-        for each in self._skips.settled(self._grad_scale, joined=joined):
-            self._books.forget(each.keys)
+        self._take_scale(others, joined=joined)
         after_rise = self._loss_watch is not None and self._loss_watch.exact
         flushes = self._flush.begin(slots)
         started = self._clock()
@@ -73,6 +66,17 @@ class StepCycle(TrainingState):
             scaled=self._scaled,
             compared=self.compared(),
         )
+
+    def _take_scale(self, others: Sequence[Ballot] = (), *, joined: bool) -> None:
+        """Takes over the scale of a step that begins, and what optimizers have made of others."""
+        self._check_skips()
+        theirs = [each.scale for each in others if each.scale is not None]
+        if joined and theirs:  # this rank's own scaler takes no steps any more
+            self.set_grad_scale(theirs[0])
+        elif self._scaler is not None and not joined:
+            self.set_grad_scale(self._scaler.get_scale())
+        for each in self._skips.settled(self._grad_scale, joined=joined):
+            self._books.forget(each.keys)
 
     def _keep_from_optimizers(self, parameters: Sequence[torch.Tensor]) -> None:
         """Has optimizers skip these parameters until they have another gradient."""

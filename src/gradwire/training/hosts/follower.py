@@ -62,10 +62,7 @@ class Follower(SharingPipeline):
     # ------------------------------------------------------------------ a bucket's way
 
     def _own_ballot(self, joined: bool) -> Ballot:
-        self._check_skips()
-        if self._scaler is not None and not joined:
-            self.set_grad_scale(self._scaler.get_scale())
-        self._skips.settled(self._grad_scale, joined=joined)
+        self._take_scale(joined=joined)
         return self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
 
     def _raise_up(self, handed: Handed) -> None:
