@@ -6,8 +6,11 @@ import html.parser
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +20,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from gradwire_lab.demo import command, course
+from gradwire_lab.contest.ranks import RankError, Ranks
+from gradwire_lab.demo import audience, command, course
 from gradwire_lab.demo.course import Outcome
 from gradwire_lab.demo.figure import write_figure
 from gradwire_lab.demo.page import render
@@ -355,6 +359,51 @@ def test_few_steps_are_compared_where_all_of_one_are_shorter() -> None:
 )
 def test_few_steps_that_do_not_lie_apart_are_not(theirs: list[float], ours: list[float]) -> None:
     assert "times as fast" not in headline(_far(theirs, ours))
+
+
+def test_a_demo_that_ended_early_says_which_case_and_whether_the_machine_was_busy() -> None:
+    late = {"error": "Gloo fp16: rank 0 did not answer within 90 s", "late": True}
+    outcome = Outcome(replace(far(), ranks=2), origin=100.0, ground=_Far(), **late)
+    known = document(outcome, "gradwire demo")
+    known["machine"].update(load=20.0, cores=2)
+    line = headline(known)
+    assert "in its far case: Gloo fp16: rank 0 did not answer within 90 s. The" in line
+    assert "20 on 2 processors, which is probably why" in line
+    assert "--case far" in line
+    known["machine"]["load"] = 3.0
+    assert "probably" not in headline(known)
+    known["late"] = False
+    assert headline(known).endswith("within 90 s")
+    first = {**_document(), "far": {**known, "error": None}}
+    assert "Everything works" in headline(first)
+    assert "Everything works" not in headline({**first, "far": known})
+
+
+def test_ranks_that_do_not_answer_are_named_with_the_time_that_they_had() -> None:
+    with Ranks(_sleeps, "asleep", [{}, {}]) as ranks:
+        with pytest.raises(RankError, match=r"rank 0, 1 did not answer within 0 s") as caught:
+            ranks.gather(time.monotonic() + 0.05)
+        assert caught.value.late
+
+
+def test_where_there_is_no_terminal_a_line_says_now_and_then_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(audience, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    out = io.StringIO()
+    scenario = quick("A")
+    with audience.Bars(Console(file=out), scenario) as bars:
+        bars.plan(8)
+        for number in range(4):
+            now[0] = 10.0 * number
+            bars.tick(scenario.entries[0], {"step": number, "start": 0, "end": 1, "loss": 2.0})
+    lines = [line for line in out.getvalue().splitlines() if "step" in line]
+    assert [line.strip() for line in lines] == ["Gloo f32: step 3 of about 8"]
+
+
+def _sleeps(host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "60"], pass_fds=options["pass_fds"], stdin=subprocess.DEVNULL)
 
 
 def test_the_far_case_is_slower_where_it_is() -> None:

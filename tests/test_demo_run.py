@@ -49,6 +49,7 @@ KEYS = {
     "softnet_drops",
     "error",
     "error_details",
+    "late",
     "far",
     "wall_s",
     "notes",

@@ -33,11 +33,13 @@ class RankError(RuntimeError):
 
     Attributes:
         details: the rank's traceback, if there is one.
+        late: whether a rank was given no more time.
     """
 
-    def __init__(self, message: str, details: str = "") -> None:
+    def __init__(self, message: str, details: str = "", *, late: bool = False) -> None:
         super().__init__(message)
         self.details = details
+        self.late = late
 
 
 class _RemoteTraceback(Exception):
@@ -123,11 +125,12 @@ class Ranks:
             The answers, in rank order.
         """
         answers: dict[int, Message] = {}
+        given = deadline - time.monotonic()
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
                 selector.register(rank.channel, selectors.EVENT_READ, rank)
             while len(answers) < len(self._ranks):
-                for rank in self._wait(selector, deadline, answers):
+                for rank in self._wait(selector, deadline, given, answers):
                     for message in rank.receive():
                         if "tick" in message:
                             if progress is not None:
@@ -138,13 +141,18 @@ class Ranks:
         return [answers[rank.number] for rank in self._ranks]
 
     def _wait(
-        self, selector: selectors.BaseSelector, deadline: float, answers: dict[int, Message]
+        self,
+        selector: selectors.BaseSelector,
+        deadline: float,
+        given: float,
+        answers: dict[int, Message],
     ) -> list[_Rank]:
         while (left := deadline - time.monotonic()) > 0:
             if ready := selector.select(left):
                 return [key.data for key, _ in ready]
         late = [str(rank.number) for rank in self._ranks if rank.number not in answers]
-        raise RankError(f"rank {', '.join(late)} did not answer in time")
+        text = f"rank {', '.join(late)} did not answer within {max(0.0, given):.0f} s"
+        raise RankError(text, late=True)
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to one rank's process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,8 @@ from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.training.recipe import Entry
 
 _SMOOTH = 0.9
+_LINE_SECONDS = 15.0
+"""Where there is no terminal to draw bars on, a line says so often how far it is."""
 
 
 class _Clock(TimeElapsedColumn):
@@ -45,6 +48,8 @@ class Bars(Audience):
             entry.name: self._add(entry.label) for entry in scenario.entries
         }
         self._losses: dict[str, float] = {}
+        self._steps: int | None = None
+        self._told = time.monotonic()
 
     def _add(self, text: str) -> TaskID:
         return self._progress.add_task(text, total=None, count="", comm="", loss="")
@@ -64,12 +69,17 @@ class Bars(Audience):
             )
 
     def plan(self, steps: int) -> None:
+        self._steps = steps
         for bar in self._bars.values():
             self._progress.update(bar, total=steps)
 
     def tick(self, entry: Entry, step: dict[str, Any]) -> None:
         loss = self._losses.get(entry.name, step["loss"]) * _SMOOTH + step["loss"] * (1 - _SMOOTH)
         self._losses[entry.name] = loss
+        if not self._console.is_terminal and time.monotonic() - self._told >= _LINE_SECONDS:
+            self._told = time.monotonic()
+            of = "" if self._steps is None else f" of about {self._steps}"
+            self._console.print(f"  {entry.label}: step {step['step'] + 1}{of}", highlight=False)
         self._progress.update(
             self._bars[entry.name],
             completed=step["step"] + 1,

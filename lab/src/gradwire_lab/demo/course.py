@@ -42,6 +42,7 @@ class Outcome:
         softnet_drops: packets that this machine's processors dropped outside of any queue.
         error: why the demo ended early; None if it did not.
         details: what else is known about the error.
+        late: whether it was that a rank was given no more time.
     """
 
     scenario: Scenario
@@ -55,6 +56,7 @@ class Outcome:
     softnet_drops: int = 0
     error: str | None = None
     details: str = ""
+    late: bool = False
 
 
 class Audience:
@@ -97,6 +99,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
     except (RankError, OSError) as error:
         outcome.error = str(error)
         outcome.details = getattr(error, "details", "")
+        outcome.late = getattr(error, "late", False)
     return outcome
 
 
@@ -158,7 +161,7 @@ def _block(
             progress=lambda step: audience.tick(entry, step),
         )
     except RankError as error:
-        raise RankError(f"{entry.label}: {error}", error.details) from error
+        raise RankError(f"{entry.label}: {error}", error.details, late=error.late) from error
 
 
 def _close(ranks: Ranks, ground: Ground, outcome: Outcome) -> None:

@@ -97,6 +97,7 @@ def _document(outcome: Outcome, command: str) -> dict[str, Any]:
         "softnet_drops": outcome.softnet_drops,
         "error": outcome.error,
         "error_details": outcome.details,
+        "late": outcome.late,
         "wall_s": time.monotonic() - outcome.origin,
     }
 

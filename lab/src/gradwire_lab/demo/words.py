@@ -63,11 +63,13 @@ def _compresses(entry: Mapping[str, Any]) -> bool:
 def headline(document: Document) -> str:
     """Return one sentence with what matters most."""
     if document["error"]:
-        return f"The demo ended early: {document['error']}"
+        return _early(document)
     if _is_far(document):
         return _far_headline(document)
     if document["mode"] != "loopback" and (few := _few_steps(document)) is not None:
-        return f"Everything works, but {few[0].lower()}{few[1:]}"
+        far = document["far"]
+        works = far is None or far["error"] is None
+        return f"Everything works, but {few[0].lower()}{few[1:]}" if works else few
     compared = _compared(document)
     if not compared:
         return _uncompared(document["contestants"])
@@ -88,6 +90,21 @@ def headline(document: Document) -> str:
 
 def _is_far(document: Document) -> bool:
     return document["mode"] != "loopback" and bool(document["scenario"]["round_trip_s"])
+
+
+def _early(document: Document) -> str:
+    """Return what ended a demo early and, where a rank was late, whether the machine may be why."""
+    far, machine = bool(document["scenario"]["round_trip_s"]), document["machine"]
+    said = f"The demo ended early{', in its far case' if far else ''}: {document['error']}"
+    if not document["late"]:
+        return said
+    busy = machine["load"] > document["scenario"]["ranks"] + machine["cores"]
+    alone = " `gradwire demo --case far` tries this case alone;" if far else ""
+    return (
+        f"{said.rstrip('.')}. The machine's load was {machine['load']:.0f} on {machine['cores']} "
+        f"processors{', which is probably why' if busy else ''}.{alone} `gradwire demo --quick` "
+        "takes half a minute."
+    )
 
 
 def _far_headline(document: Document) -> str:
