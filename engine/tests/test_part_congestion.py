@@ -2,6 +2,7 @@
 windows and rates out.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -12,6 +13,8 @@ from _parts import (
     DelayWindow,
     EcnPath,
     EcnSeen,
+    LossCount,
+    LossLaw,
     PortDelay,
     QueueDelay,
     RateMeter,
@@ -278,16 +281,26 @@ def test_acknowledgements_of_several_receivers_show_no_rate_above_that_of_sendin
     assert meter.bytes_per_second() == pytest.approx(rate, rel=0.03)
 
 
-@pytest.mark.parametrize(("pace", "interval"), [(0, 20 * MS), (1.0, 50 * MS)])
-def test_a_sample_bounded_by_sending_takes_longer(pace: float, interval: int) -> None:
+@pytest.mark.parametrize(("sent", "seconds"), [(1.0, 1), (0.5, 10)])
+def test_a_rate_that_is_tried_and_not_reached_is_soon_forgotten(sent: float, seconds: int) -> None:
     meter = RateMeter()
-    now = acknowledge(meter, 50e6, MS, 2_300 * US, pace)
-    guess = meter.bytes_per_second()
-    assert guess > 0
-    now = acknowledge(meter, 125e6, now, interval - MS, pace)
-    assert meter.bytes_per_second() == guess
-    acknowledge(meter, 125e6, now, 2 * MS, pace)
-    assert meter.bytes_per_second() > 2 * guess
+    now = deliver(meter, 100e6, MS, SECOND)
+    for moment in range(now, now + (seconds + 1) * SECOND, MS // 2):
+        if moment < now + seconds * SECOND // 2 - 50 * MS:
+            assert meter.bytes_per_second() == pytest.approx(100e6, rel=0.03)
+        meter.sent(int(sent * 100e6 / 2_000))
+        meter.add(int(40e6 / 2_000), moment)
+    assert meter.bytes_per_second() == pytest.approx(40e6, rel=0.03)
+
+
+def test_bursts_are_put_together_and_what_opens_one_does_not_count() -> None:
+    """Ops of 3 ms with pauses, each opened by a clump that has waited."""
+    meter = RateMeter()
+    now = MS
+    for _ in range(30):
+        meter.add(1_000_000, now)
+        now = deliver(meter, 125e6, now + MS // 2, 3 * MS) + 100 * MS
+    assert meter.bytes_per_second() == pytest.approx(125e6, rel=0.05)
 
 
 def test_an_interval_has_bytes_of_one_kind() -> None:
@@ -583,3 +596,189 @@ def test_a_mark_takes_a_fifth_of_a_stretch() -> None:
     for _ in range(10):
         stretch.marked()
     assert not stretch.any()
+
+
+# ---------------------------------------------------------------------------- losses
+
+
+class Lossy:
+    """A network of 1,000 packets a judgement, whose loss follows from what is sent."""
+
+    def __init__(self, loss: Callable[[LossLaw], float], queue: int = 0) -> None:
+        self.law = LossLaw(32)
+        self.loss = loss
+        self.queue = queue
+        self.now = MS
+        self._judge(False)
+
+    def _judge(self, lossy: bool) -> None:
+        self.law.judge(MS, TARGET, lossy, self.now)
+
+    def judge(self, times: int = 1) -> list[float]:
+        """The share lost in each of so many judgements, one in 20 ms."""
+        shares = []
+        for _ in range(times):
+            share = self.loss(self.law)
+            self.now += 20 * MS
+            self.law.count(1_000 * share, 1_000 * (1 - share), self.queue)
+            self._judge(share > 0.25)
+            shares.append(share)
+        return shares
+
+
+def short_buffer(law: LossLaw) -> float:
+    """A buffer of a fifth of the target: the more is aimed at, the more is lost."""
+    return max(0.0, 0.25 * (law.room() - 0.2))
+
+
+def policed(law: LossLaw, carried: float = 1.0) -> float:
+    """The loss of what is sent beyond a rate, at a pace that follows room and trial."""
+    return max(0.0, 1.0 - carried / (law.pace() * (0.95 if law.pressed() else 1 + law.room() / 5)))
+
+
+@pytest.mark.parametrize("loss", [short_buffer, policed])
+def test_what_is_lost_of_too_much_is_sent_no_more(loss: Callable[[LossLaw], float]) -> None:
+    network = Lossy(loss)
+    network.judge(40)
+    shares = network.judge(1_000)
+    assert sum(shares) / len(shares) < 0.02
+    assert network.law.room() < 0.3
+    assert network.law.of_path() == 0
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
+def test_losses_that_stay_in_a_trial_are_the_paths(share: float) -> None:
+    network = Lossy(lambda _: share)
+    network.judge(20)
+    assert network.law.room() == 1
+    assert network.law.of_path() == pytest.approx(share)
+    assert not network.law.pressed()
+    cut = 0
+    for _ in range(2_000):
+        cut += network.law.room() < 1
+        network.judge()
+    assert cut < 0.02 * 2_000  # trials become rare
+    network.loss = lambda _: 0.0
+    network.judge(100)
+    assert network.law.of_path() == 0
+
+
+def test_losses_that_begin_to_follow_the_room_are_found_out() -> None:
+    """A path that loses by itself gets a policer."""
+    network = Lossy(lambda _: 0.05)
+    network.judge(10)
+    network.loss = policed
+    network.judge(100)
+    assert sum(network.judge(200)) / 200 < 0.02
+
+
+def test_losses_that_neither_more_nor_less_room_changes_are_the_paths() -> None:
+    """The room was at its least for another reason, and more of it does no harm."""
+    network = Lossy(short_buffer)
+    for _ in range(50):
+        network.law.marked()
+    network.loss = lambda _: 0.05
+    network.judge(50)
+    assert network.law.of_path() == pytest.approx(0.05)
+    assert network.law.room() == 1
+
+
+def test_losses_beside_a_queue_longer_than_the_target_are_others() -> None:
+    network = Lossy(lambda _: 0.2, queue=2 * TARGET)
+    network.judge(50)
+    assert network.law.room() == 1
+    assert network.law.of_path() == 0
+
+
+def test_a_burst_begins_no_trial() -> None:
+    network = Lossy(lambda _: 0.6)
+    for _ in range(45):
+        network.judge()
+        assert network.law.room() == 1
+        assert not network.law.pressed()
+
+
+def test_a_burst_ends_a_trial() -> None:
+    network = Lossy(lambda law: 0.05 if law.room() == 1 else 0.6)
+    network.judge(1)
+    assert network.law.pressed()
+    network.judge(1)
+    assert not network.law.pressed()
+    assert network.law.room() == 1
+
+
+@pytest.mark.parametrize("carried", [0.1, 0.4])
+def test_what_a_port_carries_no_more_is_found_out_by_sending_what_arrives(carried: float) -> None:
+    network = Lossy(lambda law: policed(law, carried))
+    left = 1.0
+    for _ in range(150):
+        network.judge()
+        left = min(left, network.law.left())
+    assert left == pytest.approx(carried / 1.2, rel=0.1)
+
+
+def test_the_room_comes_back_in_seconds() -> None:
+    network = Lossy(lambda law: 0.2 if law.room() > 0.95 else 0.0)
+    network.judge(3)
+    cut = network.law.room()
+    assert cut == pytest.approx(0.9)
+    network.judge(2)
+    assert cut < network.law.room() < 0.95
+
+
+@pytest.mark.parametrize("share", [0.0, 0.009])
+def test_few_losses_take_no_room(share: float) -> None:
+    network = Lossy(lambda _: share)
+    network.judge(50)
+    assert network.law.room() == 1
+    assert not network.law.pressed()
+
+
+def test_a_mark_takes_room() -> None:
+    law = LossLaw(32)
+    law.marked()
+    assert law.room() == pytest.approx(0.9)
+    for _ in range(50):
+        law.marked()
+    assert law.room() == pytest.approx(1 / 16)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_lost_the_room_keeps_its_bounds_and_comes_back(seed: int) -> None:
+    chance = Random(seed)
+    network = Lossy(lambda _: chance.choice([0.0, 0.02, 0.1, 0.3, 0.9, 1.0]) * chance.random())
+    for _ in range(500):
+        network.queue = chance.choice([0, TARGET // 2, 3 * TARGET])
+        network.judge()
+        assert 1 / 16 <= network.law.room() <= 1, f"seed {seed}"
+        assert 0 < network.law.pace() <= 1, f"seed {seed}"
+        assert 0 <= network.law.of_path() < 1, f"seed {seed}"
+    network.loss = lambda _: 0.0
+    network.judge(200)
+    assert network.law.room() == 1, f"seed {seed}"
+    assert not network.law.pressed(), f"seed {seed}"
+
+
+def counted(numbers: list[int]) -> tuple[float, float]:
+    """Packets lost and arrived, of those with these numbers, one in 100 us; all queue for 10 us."""
+    count, largest, now, lost, arrived = LossCount(), 0, MS, 0.0, 0.0
+    for number in numbers:
+        now += 100 * US
+        if count.add(number, largest, 10 * US, now):
+            lost, arrived = lost + count.ended()[0], arrived + count.ended()[1]
+        largest = max(largest, number)
+    return lost, arrived
+
+
+def test_of_a_run_of_missing_packets_three_count() -> None:
+    lost, arrived = counted([n for n in range(1, 5_000) if n % 100 < 80])
+    assert lost == pytest.approx(3 * arrived / 80, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packets_that_come_late_are_not_lost(seed: int) -> None:
+    chance = Random(seed)
+    order = sorted(range(1, 5_000), key=lambda n: n + chance.randint(0, 20))
+    lost, arrived = counted(order)
+    assert arrived > 4_000
+    assert lost < 0.01 * arrived, f"seed {seed}"

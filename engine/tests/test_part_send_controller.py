@@ -58,12 +58,12 @@ def paced(
 
 
 def throttle(sender: SendController, now: int) -> int:
-    """Six seconds in which each packet is lost trip the circuit breaker; returns the time."""
+    """Six seconds in which all of RATE is lost trip the circuit breaker; returns the time."""
     for second in range(7):
         for _ in range(100):
-            sender.on_sent(WIRE, now)
+            sender.on_sent(int(RATE / 100), now)
             sender.on_lost()
-            sender.on_left(WIRE)
+            sender.on_left(int(RATE / 100))
         now += SECOND
         sender.on_timer(now)
         if sender.throttled():
@@ -86,9 +86,41 @@ def test_the_pace_is_the_known_rate_and_a_little_more_while_the_queue_is_short(
     assert paced(sender, now) == pytest.approx(gain * RATE, rel=0.02)
 
 
-def test_a_single_destination_is_not_paced_for_its_receivers_credit_does_that() -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_heavy_loss_that_leaves_the_port_idle_lets_a_single_destination_go_unpaced(
+    several: bool,
+) -> None:
+    """Its receiver's credit keeps the queue short. Else it is paced as several are."""
     sender, now = under_a_queue(0)
-    assert paced(sender, now, several=False) == float("inf")
+    for _ in range(60):
+        now += MS
+        acked(sender, now, size=20 * WIRE)
+    assert paced(sender, now, several=several) == pytest.approx(1.15 * RATE, rel=0.02)
+    for _ in range(60):  # of that a twentieth arrives
+        now += MS
+        sender.on_ack(path=0, bytes=WIRE, loss=0.9, queue=0, round=MS, rtprop=MS, now=now)
+    rate = paced(sender, now, several=several)
+    assert rate < float("inf") if several else rate == float("inf")
+
+
+@pytest.mark.parametrize(("told", "gain"), [((1.0, 0.5), 1.075), ((0.0, 1.0), 1.0)])
+def test_the_receiver_whose_port_bears_least_bounds_the_pace(
+    told: tuple[float, float], gain: float
+) -> None:
+    """And what goes at once, when a timer is late."""
+    sender, now = under_a_queue(0)
+    for path, room in enumerate(told):
+        sender.told(path, room)
+    assert paced(sender, now) == pytest.approx(gain * RATE, rel=0.02)
+    now += SECOND
+    sender.pace(RATE, now)
+    at_once = 0
+    while sender.wait(True, now) == 0:
+        sender.train_sent(sender.quantum() * WIRE)
+        at_once += sender.quantum() * WIRE
+    assert at_once <= max(0.0005 * min(told) * RATE, 2 * sender.quantum() * WIRE) + (
+        sender.quantum() * WIRE
+    )
 
 
 def test_without_a_known_rate_or_with_pacing_off_nothing_is_paced() -> None:
@@ -137,10 +169,10 @@ def test_a_probe_goes_whatever_the_pace_and_its_debt_is_bounded() -> None:
 def test_a_long_path_alone_is_paced_at_its_receivers_window_in_a_round() -> None:
     sender = SendController(WIRE, TARGET)
     window = 20 * WIRE  # less than the own window
-    rate = paced(sender, MS, rate=0, several=False, window=window, **FAR)
+    rate = paced(sender, MS, rate=0, window=window, **FAR)
     assert sender.led_by_receiver()
     assert rate == pytest.approx(1.25 * window / 0.04, rel=0.1)  # more in slow start
-    rate = paced(sender, SECOND, rate=0, several=False, window=1_000 * WIRE, **FAR)
+    rate = paced(sender, SECOND, rate=0, window=1_000 * WIRE, **FAR)
     assert not sender.led_by_receiver()
     assert rate == pytest.approx(1.25 * 32 * WIRE / 0.04, rel=0.1)
 
@@ -261,14 +293,14 @@ def test_a_queue_before_the_only_receiver_counts_up_to_the_target(
 # ---------------------------------------------------------------------------- throttling
 
 
-def test_a_tripped_circuit_breaker_halves_window_and_pace_and_paces_every_destination() -> None:
+def test_a_tripped_circuit_breaker_halves_window_and_pace() -> None:
     sender, now = under_a_queue(2 * TARGET)
     window = sender.room(now)
     assert not sender.throttled()
     now = throttle(sender, now)
     assert sender.throttled()
     assert sender.room(now) == pytest.approx(window / 2)
-    assert paced(sender, now, several=False) == pytest.approx(RATE / 2, rel=0.02)
+    assert paced(sender, now) == pytest.approx(RATE / 2, rel=0.02)
 
 
 # ---------------------------------------------------------------------------- holds and copies

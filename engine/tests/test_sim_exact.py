@@ -161,7 +161,7 @@ def test_a_report_says_how_it_went() -> None:
     assert done.total_ns == round(fabric.finished_at(0, 0) * 1e9)
     assert 200e-6 <= done.rtprop_ns * 1e-9 <= 400e-6  # two hops each way
     # Push out a half, and send back a half, each with its headers.
-    assert 800_000 < done.bytes_sent < 900_000
+    assert 780_000 < done.bytes_sent < 900_000
     assert done.packets_sent >= done.bytes_sent // 1472
     assert done.retransmissions == 0
 

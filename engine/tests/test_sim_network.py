@@ -17,7 +17,9 @@ def header_ideal(payload: float, link: Link) -> float:
     return payload / link.rate * 1514 / 1432
 
 
-def rounds(fabric: Fabric, elements: int, count: int, link: Link, **options: Any) -> list[float]:
+def rounds(
+    fabric: Fabric, elements: int, count: int, link: Link, first: int = 0, **options: Any
+) -> list[float]:
     """Times of all-reduces (pushes, for pull="none") one after the other, over the header ideal."""
     made = plan(elements, **options)
     values = gradients(fabric.workers, elements)
@@ -27,7 +29,7 @@ def rounds(fabric: Fabric, elements: int, count: int, link: Link, **options: Any
         payload = elements * 4 * 2 * (fabric.workers - 1) / fabric.workers
     times = []
     fabric.run(0.05, until_done=False)  # everybody has found everybody
-    for op in range(count):
+    for op in range(first, first + count):
         started = fabric.now
         fabric.all_reduce(op, made, values, at=started)
         assert fabric.run(started + 60)
@@ -174,6 +176,32 @@ def test_rates_and_delays_from_site_to_rack(rate: float, delay: float) -> None:
     assert own_drops(fabric) == 0
 
 
+@pytest.mark.parametrize(
+    ("ranks", "up", "down"),
+    [
+        (2, Link(rate=1.25e9), Link(queue=16 << 10)),
+        (4, Link(rate=1.25e9), Link(queue=32 << 10)),
+        (2, Link(rate=1.25e9, police_rate=125e6, police_burst=64 << 10), Link(rate=1.25e9)),
+        (4, Link(rate=1.25e9, police_rate=125e6, police_burst=64 << 10), Link(rate=1.25e9)),
+        (2, Link(rate=1.25e9), Link(rate=1.25e9, police_rate=125e6, police_burst=64 << 10)),
+    ],
+    ids=["short queue", "short queue, 4 ranks", "policer", "policer, 4 ranks", "policer before"],
+)
+def test_what_bears_less_than_the_wanted_queue_is_not_overflowed_for_long(
+    ranks: int, up: Link, down: Link
+) -> None:
+    """Hosts are ten times as fast as what limits them."""
+    fabric = Fabric(ranks, link=down, send_time=2e-6, **HOSTS)
+    for rank in range(ranks):
+        fabric.set_link(rank, "up", up)
+    dropped, sent = [], []
+    for count in (40, 20):
+        rounds(fabric, 1_000_000, count, Link(), first=len(sent) * 40)
+        dropped.append(own_drops(fabric))
+        sent.append(sum(fabric.counters(rank)["packets_sent"] for rank in range(ranks)))
+    assert dropped[1] - dropped[0] < 0.05 * (sent[1] - sent[0])
+
+
 def test_losses_that_come_in_runs() -> None:
     link = Link(loss=0.02, loss_burst=20.0)
     times = [
@@ -181,7 +209,7 @@ def test_losses_that_come_in_runs() -> None:
         for seed in range(8)
         for time in rounds(Fabric(4, link=link, seed=seed, **HOSTS), 500_000, 5, link)
     ]
-    assert median(times) < 1.6
+    assert median(times) < 2.0  # each host tries out once whether they are its own
 
 
 @pytest.mark.parametrize(("loss", "run"), [(0.9, 9.0), (0.9, 40.0), (0.3, 2.0)])
@@ -222,7 +250,8 @@ def test_reordering_is_not_loss() -> None:
 
 @pytest.mark.parametrize(("share", "late"), [(0.1, 2e-3), (0.3, 1e-3), (0.05, 0.3e-3)])
 def test_losses_are_found_in_a_round_where_packets_are_reordered(share: float, late: float) -> None:
-    """One packet in a hundred is lost besides. What waited for a time-out took a fifth longer."""
+    """One packet in a hundred is lost besides, and each host tries out once whether that is its own
+    doing. What waited for a time-out took longer still."""
     times, twice, sent = [], 0, 0
     for loss in (0.0, 0.01):
         link = Link(reorder=share, reorder_delay=late, loss=loss)
@@ -230,7 +259,7 @@ def test_losses_are_found_in_a_round_where_packets_are_reordered(share: float, l
         times.append(fmean(rounds(fabric, 1_000_000, 6, link)[2:]))
         twice += sum(fabric.counters(rank)["spurious_retransmissions"] for rank in range(4))
         sent += sum(fabric.counters(rank)["packets_sent"] for rank in range(4))
-    assert times[1] < 1.13 * times[0]
+    assert times[1] < 1.5 * times[0]
     assert twice < 0.02 * sent
 
 

@@ -31,6 +31,7 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack) {
   at = put(at, ack.queue_us);
   at = put(at, ack.share);
   at = put(at, ack.words);
+  at = put(at, ack.room);
   at = put(at, ack.loss);
   at = put(at, ack.ect0);
   at = put(at, ack.ce);
@@ -72,7 +73,8 @@ bool read_ack(std::span<const uint8_t> datagram, Ack& ack) {
   ack.delay_us = reader.get<uint32_t>();
   ack.queue_us = reader.get<uint32_t>();
   ack.share = reader.get<uint32_t>();
-  ack.words = reader.get<uint16_t>();
+  ack.words = reader.get<uint8_t>();
+  ack.room = reader.get<uint8_t>();
   ack.loss = reader.get<uint16_t>();
   ack.ect0 = reader.get<uint32_t>();
   ack.ce = reader.get<uint32_t>();

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "proto/base/time.h"
 #include "proto/recovery/loss_meter.h"
@@ -32,6 +33,7 @@ class CircuitBreaker {
     if (start_ == 0) start_ = now;
     if (now - start_ < kInterval) return;
     start_ = now;
+    if (factor_ == 1.0) usual_ = bytes_ * 1e9 / kInterval;
     const double declared = static_cast<double>(lost_) / static_cast<double>(sent_);
     const double loss = sent_ < kFewest ? 0.0 : std::max(told_ / bytes_, declared);
     sent_ = lost_ = 0;
@@ -53,6 +55,11 @@ class CircuitBreaker {
   }
   // The share of the usual rate and window that may be used, in (0, 1].
   double factor() const { return factor_; }
+  // The most that may be sent, in bytes/s: that share of what was sent before the first cut, since
+  // a pace that is not reached would hide the cut.
+  double most() const {
+    return factor_ < 1 ? factor_ * usual_ : std::numeric_limits<double>::infinity();
+  }
 
  private:
   void cut(double loss) {
@@ -95,6 +102,7 @@ class CircuitBreaker {
   uint32_t next_ = kPatience;  // bad_ at which the next first cut comes
   double before_ = 0;          // the loss at the last cut
   double factor_ = 1.0;
+  double usual_ = 0;  // bytes/s, before the first cut
 };
 
 }  // namespace gradwire

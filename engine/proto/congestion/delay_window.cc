@@ -47,14 +47,19 @@ constexpr double kCompetitiveGrowth = 3.5 * kFullPacket;
 constexpr double kLongQueue = 64 << 10;
 }  // namespace
 
-DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
-    : window_(initial),
-      minimum_(minimum),
-      buffer_(std::max(minimum, buffer)),
-      maximum_(buffer_),
-      shortest_target_(target),
-      target_(target),
-      enough_(maximum_) {}
+DelayWindow::DelayWindow(double initial, const Bounds& bounds)
+    : bounds_(bounds),
+      window_(initial),
+      maximum_(std::max(bounds.minimum, bounds.buffer)),
+      target_(bounds.target),
+      enough_(maximum_),
+      law_(bounds.evidence) {}
+
+// Where the network bears little, so is the smallest window.
+double DelayWindow::smallest() const {
+  if (bounds_.fewest == 0) return bounds_.minimum;
+  return std::max(bounds_.fewest, law_.room() * bounds_.minimum);
+}
 
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
                          Nanos now, Nanos sent) {
@@ -67,7 +72,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   // While the queue is short the window regains at once what other traffic has taken.
   const double enough = ramps() ? maximum_ : enough_;
   if (limited_ && slow_start_.doubles() && window_ < enough &&
-      static_cast<double>(queue) < kRegainQueue * static_cast<double>(shortest_target_))
+      static_cast<double>(queue) < kRegainQueue * static_cast<double>(target_))
     window_ = std::min(window_ + profile_of(rtprop).growth * static_cast<double>(bytes),
                        std::max(maximum_, window_));
   if (now < epoch_end_) return;
@@ -81,17 +86,21 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
 
 void DelayWindow::marked() {
   slow_start_.marked();
-  window_ = std::max(minimum_, kSignalCut * window_);
+  window_ = std::max(smallest(), kSignalCut * window_);
+  law_.marked();
   stretch_.marked();
 }
 
 // The target grows with the path, because bursts of a round are longer there: a queue too short for
-// them runs empty, above all under incast. It must still fit into the port's buffer.
+// them runs empty, above all under incast. It must still fit into the port's buffer, so it shrinks
+// with the room that losses leave.
 Nanos DelayWindow::aim(Nanos rtprop) const {
   const double rate = meter_.bytes_per_second();
-  if (ramps() || rate <= 0) return shortest_target_;
+  const double share = bounds_.fewest > 0 ? law_.room() : 1.0;
+  const auto shortest = static_cast<Nanos>(share * static_cast<double>(bounds_.target));
+  if (ramps() || rate <= 0) return shortest;
   const double longest = profile_of(rtprop).target * static_cast<double>(rtprop);
-  return std::max(shortest_target_, static_cast<Nanos>(std::min(longest, kLongQueue * 1e9 / rate)));
+  return std::max(shortest, static_cast<Nanos>(share * std::min(longest, kLongQueue * 1e9 / rate)));
 }
 
 void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
@@ -107,8 +116,12 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const bool ends =
       path.ramps ? !ramp_queue(delay, target_) : some_queue(delay, target_) || lossy_ || steep;
   slow_start_.round(rate, ends, limited_, path.ramps);
-  stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
-                 limited_);
+  // The buffers of a long path hold more than the queue aimed at, and each judgement takes rounds.
+  if (!path.ramps) law_.judge({round, bounds_.target, lossy_}, now);
+  if (const double left = law_.left(); left < 1) meter_.replace(left * meter_.bytes_per_second());
+  stretch_.delivered(bytes_sum_, now - epoch_start_);
+  if (stretch_.due())
+    stretch_.epoch(window_, std::max(1.0, meter_.bytes_per_second()), delay, target_, limited_);
   if (!compete(delay, rate, path, now)) steer(delay, path);
 }
 
@@ -117,8 +130,8 @@ void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   const double target = static_cast<double>(target_);
   // The window holds the wanted queue, the path, and most of what is under way on the return path
   // beyond RTprop. More than that only lengthens the queue.
-  const auto sample =
-      static_cast<double>(std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_));
+  const auto sample = static_cast<double>(
+      std::clamp<Nanos>(round - delay - rtprop, 0, 2 * std::max(target_, bounds_.target)));
   way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
   // It is at least what is under way at this rate and a quarter of the target's queue, since a
   // window that limits the rate could not grow otherwise.
@@ -127,7 +140,8 @@ void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   enough_ = meter_.bytes_per_second() > 0
                 ? meter_.bytes_per_second() * 1e-9 * (target + std::max(way, least))
                 : std::numeric_limits<double>::infinity();
-  maximum_ = buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop);
+  maximum_ = std::max(bounds_.minimum, bounds_.buffer) +
+             meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop);
 }
 
 // Runs trials and competition; true while they decide about the window.
@@ -140,7 +154,7 @@ bool DelayWindow::compete(Nanos delay, double rate, const PathProfile& path, Nan
         path.steady && some_queue(delay, target_) && rate < kSlow * meter_.bytes_per_second();
     const double factor =
         competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
-    if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
+    if (factor != 1.0) window_ = std::clamp(factor * window_, smallest(), maximum_);
   }
   if (competition_.trying()) return true;
   if (!competition_.competes()) return false;
@@ -149,7 +163,7 @@ bool DelayWindow::compete(Nanos delay, double rate, const PathProfile& path, Nan
   } else if (limited_) {
     window_ += kCompetitiveGrowth;
   }
-  window_ = std::clamp(window_, minimum_, maximum_);
+  window_ = std::clamp(window_, smallest(), maximum_);
   return true;
 }
 
@@ -162,7 +176,7 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path) {
       ramps() || (path.ramps && !lossy_ && ramp_queue(delay, target_)) ? maximum_ : enough_;
   if (delay > target_) {
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
-    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - kCutShare * excess));
+    window_ = std::max(smallest(), window_ * std::max(kDeepestCut, 1.0 - kCutShare * excess));
   } else if (limited_ && window_ < most) {
     const double room = (target - static_cast<double>(delay)) / target;
     const double grown = window_ + std::max<double>(kFullPacket, path.slow_growth * window_) * room;
@@ -173,7 +187,7 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path) {
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
   if (some_queue(delay, target_) && !ramps()) window_ = std::min(window_, enough_);
-  window_ = std::clamp(window_, minimum_, maximum_);
+  window_ = std::clamp(window_, smallest(), maximum_);
 }
 
 }  // namespace gradwire

@@ -41,9 +41,20 @@ class RateMeter {
     if (now - start_ < (first ? kFirstInterval : whole) || bytes_ < kLeastBytes) return;
     const double rate = rate_until(now);
     const bool is_calm = calm();
+    // A rate that was tried and not reached is the path's no more.
+    const bool tried =
+        tried_ >= kTried * 1e-9 * static_cast<double>(now - start_) * bytes_per_second();
     proven_ = proven_ || lossy_bytes_ == 0;
     begin(now);
-    take(rate, is_calm, first, now);
+    take(rate, is_calm, first, tried ? kTriedWindow : WindowedMin::kWindow, now);
+  }
+  // Counts bytes that were sent.
+  void sent(uint64_t bytes) { tried_ += static_cast<double>(bytes); }
+  // The rate is this, whatever was measured before.
+  void replace(double rate) {
+    current_ = rate;
+    previous_ = 0;
+    provisional_ = false;
   }
   double bytes_per_second() const { return std::max(previous_, current_); }
   // True once an interval without heavy loss has shown the rate.
@@ -54,13 +65,15 @@ class RateMeter {
     start_ = last_ = now;
     sent_start_ = sent_;
     bytes_ = lossy_bytes_ = 0;
+    tried_ = 0;
   }
   // Takes the rate of a whole interval. The second one replaces the first, which is a guess.
-  void take(double rate, bool is_calm, bool first, Nanos now) {
-    const bool aged = is_calm && now - window_start_ > WindowedMin::kWindow / 2;
+  void take(double rate, bool is_calm, bool first, Nanos window, Nanos now) {
+    const bool aged = is_calm && now - window_start_ > window / 2;
     const bool replaces = first || provisional_;
     if (aged && !replaces) previous_ = current_;
-    current_ = is_calm && (replaces || aged) ? rate : std::max(current_, rate);
+    const bool counts = is_calm || (replaces && !proven_);
+    current_ = counts && (replaces || aged) ? rate : std::max(current_, rate);
     if (replaces || aged) window_start_ = now;
     if (replaces) provisional_ = first;
   }
@@ -100,6 +113,10 @@ class RateMeter {
   // The first sample is short, so that windows have a bound before they overshoot. The next
   // replaces it.
   static constexpr Nanos kFirstInterval = 2 * kMillisecond;
+  // The share of the known rate from which what is sent tries that rate, and the time for which a
+  // rate counts that is tried; one that is not counts as long as an extreme delay does.
+  static constexpr double kTried = 0.9;
+  static constexpr Nanos kTriedWindow = 1 * kSecond;
   // A pause of this length ends a burst.
   static constexpr Nanos kIdle = 3 * kMillisecond;
   // Bursts this long count alone; shorter ones are pooled up to it.
@@ -119,6 +136,7 @@ class RateMeter {
   Nanos sent_ = 0;
   Nanos sent_start_ = 0;
   uint64_t bytes_ = 0;
+  double tried_ = 0;  // bytes sent meanwhile
   uint64_t lossy_bytes_ = 0;
   Nanos opened_ = 0;
   Nanos pooled_ns_ = 0;  // of short bursts

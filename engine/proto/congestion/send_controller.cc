@@ -1,17 +1,28 @@
 #include "proto/congestion/send_controller.h"
 
+#include <algorithm>
+#include <utility>
+
+#include "proto/congestion/loss_count.h"
+
 namespace gradwire {
 
 namespace {
 // The pace above BtlBw that looks for a higher rate while the queue is almost empty.
 constexpr double kProbeGain = 0.2;
+// The pace while too much is lost: below BtlBw, so that what queues drains.
+constexpr double kPressedGain = 0.95;
 // The pace is highest up to a quarter of a short queue, which one train makes, and falls from
 // there.
 constexpr double kProbeMost = 0.75;
 // A pace above BtlBw may add this share of the delay target to the queue in a round of a long path.
 constexpr double kProbeRoom = 0.5;
-// Seconds of the pace that a late timer may catch up on; two trains of a long path.
+// Seconds of the pace that a late timer may catch up on, where the network has room; two trains of
+// a long path.
 constexpr double kPaceDepth = 0.0005;
+// The share of the longest queueing delay of a path that the next ACK still counts with: a loss is
+// declared some ACKs after the queue that it met.
+constexpr double kStillLong = 0.875;
 // Trains that may go at once at least, so that a timer that is late by one train costs nothing.
 constexpr double kTrainsAtOnce = 2;
 // The share of a train for which tokens are awaited: the next goes in debt, and in time.
@@ -29,6 +40,7 @@ constexpr uint32_t kShortestTrain = 4;
 
 void SendController::on_sent(uint64_t bytes, Nanos now, uint32_t packets) {
   in_flight_ += bytes;
+  window_.sent(bytes);
   copies_.sent(packets);
   breaker_.sent(bytes, loss_.share(now), packets);
 }
@@ -38,17 +50,29 @@ void SendController::on_sent(uint64_t bytes, Nanos now, uint32_t packets) {
 void SendController::on_ack(const Report& report, const std::function<double()>& windows,
                             Nanos now) {
   const double arrived = static_cast<double>(report.bytes) / wire_bytes_;
-  loss_.add(arrived * report.loss / (1.0 - std::min(report.loss, LossMeter::kMost)), arrived, now);
+  const double reported = arrived * report.loss / (1.0 - std::min(report.loss, LossMeter::kMost));
+  loss_.add(reported, arrived, now);
   const double loss = loss_.share(now);
   window_.loss(loss, loss > 0 ? windows() : 0);
+  const bool lossy = report.loss > kHeavyLoss;
+  double& longest = longest_[report.path];
+  longest = std::max(static_cast<double>(report.queue), kStillLong * longest);
+  // Under heavy loss packets go again before they are declared lost.
+  const auto declared = static_cast<double>(std::exchange(lost_, 0));
+  window_.count(lossy ? reported : std::min(declared, LossCount::kRun), arrived, longest);
   const PortDelay::Now port = departing_.add(report.path, report.queue, report.bytes, now);
   const bool alone = port.in_use == 1;
   const PathProfile& profile = profile_of(report.rtprop);
   const bool elsewhere = alone && !profile.own_queue;
-  const bool lossy = report.loss > kHeavyLoss;
-  window_.sample(report.bytes, elsewhere ? std::min(port.delay, delay_target_) : port.delay,
+  window_.sample(report.bytes, elsewhere ? std::min(port.delay, window_.target()) : port.delay,
                  report.round, report.rtprop, lossy, now,
                  alone || lossy || !profile.spreads ? 0 : report.last_sent);
+}
+
+void SendController::told(size_t path, double room) {
+  if (room == told_[path]) return;
+  told_[path] = room;
+  least_told_ = *std::min_element(told_.begin(), told_.end());
 }
 
 bool SendController::marked(Nanos sent, Nanos now) {
@@ -78,12 +102,14 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   led_ = far.alone() && !heavy ? led(far) : 0;
   const double stretch = window_.stretch(loss);
   const double queue = static_cast<double>(window_.queue_delay()) / (kShortQueue * target);
-  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue, 0.0, kProbeMost);
+  double gain = (window_.pressed() ? kPressedGain : 1.0) +
+                kProbeGain * bears() * std::clamp(1.0 - queue, 0.0, kProbeMost);
   if (far_) gain = std::min(gain, 1.0 + kProbeRoom * target / static_cast<double>(far.rtprop));
   rate_ = 0;
   // In slow start the rate of a short path is not known yet: a pace would keep it from showing.
   if (pacing_ && rate > 0 && (far_ || !window_.ramps() || throttled()))
-    rate_ = breaker_.factor() * std::max(stretch * gain * rate, unproven);
+    rate_ = breaker_.factor() * window_.pace() * std::max(stretch * gain * rate, unproven);
+  rate_ = std::min(rate_, breaker_.most());
   led_by_receiver_ = false;
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double window = window_.bytes() / wire_bytes_;
@@ -117,11 +143,11 @@ double SendController::room(Nanos now) const {
   return breaker_.factor() * std::max(window, led_) - static_cast<double>(in_flight_);
 }
 
-// With one destination there is no choice, and its receiver's credit keeps the queue short; a rate
-// that was measured among many senders would only hold back the last one. A tripped circuit breaker
-// always paces: half a window is not half the rate where a queue is.
+// One destination is not paced while heavy loss keeps the rate below what the port carries: its
+// receiver's credit keeps the queue short.
 Nanos SendController::wait(bool several, Nanos now) {
-  paced_ = rate_ > 0 && (several || far_ || throttled());
+  paced_ =
+      rate_ > 0 && (several || far_ || throttled() || (!window_.starves() || window_.pace() < 1));
   if (!paced_ || tokens_.tokens() > 0) return 0;
   return now + static_cast<Nanos>(awaited(tokens_, rate_));
 }
@@ -136,7 +162,8 @@ Nanos SendController::hold(TokenBucket& tokens, double window, Nanos round, Nano
 }
 
 void SendController::refill(TokenBucket& tokens, double rate, Nanos now) const {
-  tokens.refill(rate, std::max(kTrainsAtOnce * quantum_bytes(), rate * kPaceDepth), now);
+  const double late = rate * kPaceDepth * bears();
+  tokens.refill(rate, std::max(kTrainsAtOnce * quantum_bytes(), late), now);
 }
 
 double SendController::awaited(const TokenBucket& tokens, double rate) const {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "proto/base/time.h"
 #include "proto/base/token_bucket.h"
@@ -24,9 +25,10 @@ class SendController {
   SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing, size_t paths)
       : wire_bytes_(wire_bytes),
         pacing_(pacing),
-        delay_target_(delay_target),
-        window_(kFirst * wire_bytes, kLeast * wire_bytes, kMost, delay_target),
-        departing_(paths) {}
+        window_(kFirst * wire_bytes, {kLeast * wire_bytes, kMost, delay_target, kEvidence}),
+        departing_(paths),
+        longest_(paths),
+        told_(paths, 1.0) {}
 
   const DelayWindow& window() const { return window_; }
   // Packets are lost so often that the circuit breaker has tripped.
@@ -39,8 +41,11 @@ class SendController {
   // A packet was declared lost.
   void on_lost() {
     breaker_.lost();
+    ++lost_;
     window_.lost();
   }
+  // So many packets were only late.
+  void on_spurious(uint32_t packets) { lost_ -= std::min<uint64_t>(lost_, packets); }
   // Report is what an ACK of one path reports.
   struct Report {
     size_t path = 0;
@@ -51,6 +56,8 @@ class SendController {
     Nanos rtprop = 0;
     Nanos last_sent = 0;  // of the acknowledged packets
   };
+  // A receiver's port has shown to bear this share of the wanted queue.
+  void told(size_t path, double room);
   // `windows` sums the windows of all receivers for this sender, in bytes. It is asked for under
   // loss, because they bound how far loss may stretch this one.
   void on_ack(const Report& report, const std::function<double()>& windows, Nanos now);
@@ -100,6 +107,8 @@ class SendController {
   Copies& copies(double rate, double unproven, Nanos now);
 
  private:
+  // The share of the wanted queue, and of the pace above BtlBw, that the ways from here bear.
+  double bears() const { return std::min(window_.room(), least_told_); }
   // In slow start on a long path, the pace is a multiple of a window per round.
   double ramp() const { return window_.ramps() ? kRampGain : 1.0; }
   double led(const LongPaths& far) const;
@@ -114,17 +123,23 @@ class SendController {
   static constexpr double kLeast = 4;
   // Bytes of the largest window beside what the path holds; receivers' credit is the limit.
   static constexpr double kMost = 64e6;
+  // Packets lost, or expected to be, before a trial is judged: three times a receiver's, since what
+  // is lost at its port is its matter first.
+  static constexpr double kEvidence = 96;
   // Packets of debt by probes: a longer one would hold back what follows them.
   static constexpr double kProbeDebt = 64;
   // The pace in slow start, in windows per round; 1 would keep the window from doubling.
   static constexpr double kRampGain = 1.25;
   uint32_t wire_bytes_;  // of a full packet
   bool pacing_;
-  Nanos delay_target_;
   DelayWindow window_;
   PortDelay departing_;  // of the queue behind this port, as peers report
   LossMeter loss_;       // of all packets sent
   CircuitBreaker breaker_;
+  std::vector<double> longest_;  // ns, by path: the longest queueing delay of late
+  std::vector<double> told_;     // by path: the room that its receiver has told
+  double least_told_ = 1;
+  uint64_t lost_ = 0;       // packets declared lost since the last ACK
   uint64_t in_flight_ = 0;  // bytes
   Nanos cut_ = 0;           // last reduction for marks
   TokenBucket tokens_;      // pacing, bytes

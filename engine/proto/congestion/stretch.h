@@ -27,27 +27,39 @@ class Stretch {
     loss_ = share;
     told_ = told;
   }
+  // Heavy loss keeps the rate below what the port carries, without a queue.
+  bool starves() const { return starves_; }
+  // Counts bytes delivered in so many nanoseconds.
+  void delivered(double bytes, Nanos took) {
+    bytes_ += bytes;
+    took_ += took;
+  }
+  // True when enough was counted: in a short time little of BtlBw arrives wherever packets come in
+  // clumps.
+  bool due() const { return took_ >= kJudged; }
   // A switch marks packets.
   void marked() { factor_ = std::max(1.0, kSignalCut * factor_); }
   // Judges one epoch. With loss but no queue, and a rate below what the port carries, more may be
   // sent. A queue or the full rate ends that; loss that our own packets cause comes with one of
-  // them. `use`: the delivered rate as a share of BtlBw. `limited`: the window held transmission
-  // back.
-  void epoch(double window, double use, Nanos delay, Nanos target, bool limited) {
+  // them. `rate`: BtlBw. `limited`: the window held transmission back.
+  void epoch(double window, double rate, Nanos delay, Nanos target, bool limited) {
+    const double use = bytes_ * 1e9 / static_cast<double>(took_) / rate;
+    bytes_ = 0;
+    took_ = 0;
     const bool sender = loss_ >= 0;
     double upper = most(sender ? loss_ : LossMeter::kMost);
     if (sender) upper = std::clamp(told_ / window, 1.0, upper);
-    if (!short_queue(delay, target)) {
-      // The rate that came through then is what the path carries.
-      if (sender && factor_ > 1)
-        queued_at_ = std::clamp(use / (1.0 - loss_), kSignalCut * factor_, factor_);
+    const bool queued = !short_queue(delay, target);
+    starves_ = sender && loss_ > kHeavyLoss && use < kUsed && !queued;
+    if (queued) {
+      if (sender) learn(use);
       factor_ *= std::max(kSignalCut,
                           kShortQueue * static_cast<double>(target) / static_cast<double>(delay));
     } else if (use >= kFull) {
       factor_ *= kSignalCut;
     } else if (!sender) {
       factor_ *= kGrowth;
-    } else if (limited && loss_ > kHeavyLoss) {
+    } else if (limited && starves_) {
       const double more = kGrowth * factor_;
       factor_ = more < queued_at_ ? more : std::max(queued_at_, kRetry * factor_);
     }
@@ -56,10 +68,18 @@ class Stretch {
   }
 
  private:
+  // The rate that comes through beside a queue is what the path carries.
+  void learn(double use) {
+    if (factor_ > 1) queued_at_ = std::clamp(use / (1.0 - loss_), kSignalCut * factor_, factor_);
+  }
   static double most(double loss) { return 1.0 / (1.0 - std::min(loss, LossMeter::kMost)); }
 
+  // The least time by which it is judged.
+  static constexpr Nanos kJudged = 2 * kMillisecond;
   // From this share of BtlBw on the rate is what the port carries; the circuit breaker needs it.
   static constexpr double kFull = 0.95;
+  // Below this share of BtlBw a sender stretches: a policer lets nearly all of it pass.
+  static constexpr double kUsed = 0.8;
   // The growth of the stretch per epoch.
   static constexpr double kGrowth = 4;
   // Its growth beyond a value that made a queue before.
@@ -67,6 +87,10 @@ class Stretch {
   double loss_ = -1;  // -1: of a receiver
   double told_ = 0;
   double factor_ = 1;
+  bool starves_ = false;
+  // Delivered since it was judged last, and in which time.
+  double bytes_ = 0;
+  Nanos took_ = 0;
   double queued_at_ = std::numeric_limits<double>::infinity();  // a stretch that led to a queue
 };
 

@@ -25,17 +25,19 @@ void CreditPool::ask(Credit& credit, uint64_t demand) {
 bool CreditPool::share(Credit& credit, const Sender& sender, const DelayWindow& window,
                        uint32_t wire_bytes) const {
   const auto packets = static_cast<uint32_t>(window.bytes() / wire_bytes);
-  const uint32_t pool = packets - std::min(packets / 2, idle_ * standing_);
+  // Standing credit must fit a window that losses have made small.
+  const uint32_t standing = std::min(standing_, std::max(2U, packets / senders_));
+  const uint32_t pool = packets - std::min(packets / 2, idle_ * standing);
   const uint32_t wanted = credit.demand;
   const double part =
       wanted ? static_cast<double>(uint64_t{wanted} * wanted) / static_cast<double>(squares_) : 0.0;
   const PathProfile& profile = profile_of(sender.rtprop);
-  uint32_t unasked = standing_;
-  credit.part = std::max(standing_, static_cast<uint32_t>(part * pool));
+  uint32_t unasked = standing;
+  credit.part = std::max(standing, static_cast<uint32_t>(part * pool));
   if (profile.spreads) {
     // To ask for credit takes a round, so the window is granted unasked. A lone sender gets half of
     // it: with all, an op would be sent before its sender hears of heavy loss.
-    unasked = std::max(standing_,
+    unasked = std::max(standing,
                        static_cast<uint32_t>(profile.unasked * packets / std::max(senders_, 2U)));
     // The sender paces by `part`, so it is the port's rate even while the window is smaller than
     // what the path holds.

@@ -8,7 +8,14 @@ constexpr size_t kStashLimit = 64;
 // Peers whose share is computed after each batch, beside those that sent it.
 constexpr size_t kTurns = 8;
 
-// Bytes: the first window, and the smallest. It covers what peers may send without having asked.
+// Packets lost here, or expected to be, before a trial is judged; a sender waits for more, so that
+// its receivers find out first what their ports bear.
+constexpr double kEvidence = 32;
+// Packets: the smallest window where packets are lost; it has one for each sender. A sender's own
+// window keeps its size and target, because its pace follows losses.
+constexpr uint32_t kSmallest = 4;
+
+// Bytes: the first window. It covers what peers may send without having asked.
 double first_window(const ReceiveController::Setup& setup) {
   return static_cast<double>(std::max(CreditPool::kStanding, setup.workers)) * setup.wire_bytes;
 }
@@ -19,7 +26,8 @@ ReceiveController::ReceiveController(const Setup& setup)
       endpoints_(setup.endpoints),
       wire_bytes_(setup.wire_bytes),
       server_(setup.server),
-      window_(first_window(setup), first_window(setup), setup.buffer, setup.target),
+      window_(first_window(setup), {first_window(setup), setup.buffer, setup.target, kEvidence,
+                                    1.0 * std::max(kSmallest, setup.senders) * setup.wire_bytes}),
       delay_(setup.endpoints) {}
 
 bool ReceiveController::marked(Nanos round, Nanos now) {

@@ -11,6 +11,7 @@
 
 #include "proto/base/time.h"
 #include "proto/congestion/delay_window.h"
+#include "proto/congestion/loss_count.h"
 #include "proto/congestion/queue_delay.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/credit/credit.h"
@@ -23,6 +24,7 @@ namespace gradwire {
 struct Arriving {
   QueueDelay delay;
   LossMeter loss;
+  LossCount lost;
   RateMeter rate;  // of what the peer sends, with what is lost
   // Since the last sample: queueing delay times bytes, and bytes.
   double queued = 0;
@@ -56,6 +58,15 @@ class ReceiveController {
   CreditPool credit;
 
   // ---- packets
+  // Counts a packet by its number. `largest`: the largest one before it; `queue`: its queueing
+  // delay.
+  void count(Arriving& from, uint64_t number, uint64_t largest, uint64_t size, Nanos queue,
+             Nanos now) {
+    from.count(number, largest, size, now);
+    if (!from.lost.add(number, largest, queue, now)) return;
+    const LossCount::Period& ended = from.lost.ended();
+    window_.count(ended.lost, ended.arrived, ended.queue);
+  }
   // A new packet of `bytes` has arrived after queueing for `queue`.
   // `limited`: its sender had more to send, and no credit.
   void arrived(Arriving& from, Nanos queue, uint64_t bytes, bool limited) {

@@ -87,7 +87,7 @@ Nanos Path::measure(const wire::Header& header, uint64_t bytes, Nanos arrival, N
 // An ACK goes at once for a control frame, and for the last packet that waits.
 void Path::record(const wire::Header& header, const Arrival& at, Nanos now) {
   port.counters.refused += at.refused;
-  arriving.count(at.number, acks.largest(), at.bytes, now);
+  port.receiver.count(arriving, at.number, acks.largest(), at.bytes, at.queue, now);
   if (acks.record(at.number, at.refused, at.time)) port.receiver.missing();
   if (ecn.seen.add(at.ecn)) acks.hurry();  // RFC 9000 §13.2.1
   port.counters.marked += at.ecn == kCe;
@@ -118,9 +118,11 @@ bool Path::on_ack(const wire::Ack& ack, Nanos now) {
   if (recovery.latest()) {
     if (ack.share) allowed.window = ack.share;
     loss_to = {ack.loss / 65'536.0, Nanos{ack.queue_us} * kMicrosecond, now};
+    port.sender.told(peer, ack.room / 255.0);
     if (!short_queue(loss_to.queue, port.sender.window().target())) recovery.twins.queued(now);
   }
   port.sender.on_left(acked.in_flight);
+  port.sender.on_spurious(acked.spurious);
   port.counters.spurious_retransmissions += acked.spurious;
   recovery.twins.arrived(acked.packets.size());
   uint16_t longest = 0;
@@ -173,7 +175,7 @@ bool Path::lost(const Recovery::Lost& each) {
 void Path::adapt(uint64_t backlog, Nanos now) {
   standing.backlog = backlog;
   standing.spreads = profile().spreads;
-  standing.lossy = loss(now).heavy();
+  standing.lossy = loss(now).heavy() && !port.sender.window().pressed();
   if (!standing.lossy) recovery.forget_control();
   if (closed()) return;
   if (backlog == 0) {

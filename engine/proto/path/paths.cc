@@ -40,7 +40,9 @@ double Paths::windows(Nanos now) const {
 }
 
 double Paths::unproven_rate(Nanos now) const {
-  if (port_.sender.window().rate_proven() || port_.receiver.window().rate_proven()) return 0;
+  if (port_.sender.window().room() < 1 || port_.sender.window().rate_proven() ||
+      port_.receiver.window().rate_proven())
+    return 0;
   FirstRound first;
   for (const Path* path : all_)
     if (!path->farewell.gone)

@@ -45,7 +45,12 @@ struct Port {
   Recovery::Acked acked;
   std::vector<Recovery::Lost> lost;
 
-  double btlbw() const { return std::max(sender.window().rate(), receiver.window().rate()); }
+  // What arrives shows what this port carries as well, unless losses show that less leaves it.
+  double btlbw() const {
+    const double sent = sender.window().rate();
+    if (sent > 0 && sender.window().room() <= kOwnRate) return sent;
+    return std::max(sent, receiver.window().rate());
+  }
   // The packets that a train holds.
   uint32_t longest_train() const {
     return static_cast<uint32_t>(
@@ -57,6 +62,8 @@ struct Port {
   }
 
  private:
+  // The room up to which losses limit what leaves this port.
+  static constexpr double kOwnRate = 0.5;
   // The share of the socket's receive buffer that a window may fill, since packets also wait there
   // while this host is busy; and datagrams of it at least.
   static constexpr double kUnreadShare = 0.5;

@@ -2,6 +2,8 @@
 #include "proto/congestion/competition.h"
 #include "proto/congestion/delay_window.h"
 #include "proto/congestion/ecn.h"
+#include "proto/congestion/loss_count.h"
+#include "proto/congestion/loss_law.h"
 #include "proto/congestion/queue_delay.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/congestion/send_controller.h"
@@ -26,16 +28,44 @@ void bind_congestion(nb::module_& module) {
   nb::class_<RateMeter>(module, "RateMeter")
       .def(nb::init<>())
       .def("add", &RateMeter::add, "bytes"_a, "now"_a, "lossy"_a = false, "sent"_a = 0)
+      .def("sent", &RateMeter::sent, "bytes"_a)
       .def("bytes_per_second", &RateMeter::bytes_per_second)
       .def("proven", &RateMeter::proven);
+  nb::class_<LossLaw>(module, "LossLaw")
+      .def(nb::init<double>(), "evidence"_a)
+      .def("room", &LossLaw::room)
+      .def("pressed", &LossLaw::pressed)
+      .def("pace", &LossLaw::pace)
+      .def("left", &LossLaw::left)
+      .def("of_path", &LossLaw::of_path)
+      .def("marked", &LossLaw::marked)
+      .def("count", &LossLaw::count, "lost"_a, "arrived"_a, "queue"_a)
+      .def(
+          "judge",
+          [](LossLaw& self, Nanos round, Nanos target, bool lossy, Nanos now) {
+            self.judge({round, target, lossy}, now);
+          },
+          "round"_a, "target"_a, "lossy"_a, "now"_a);
+  nb::class_<LossCount>(module, "LossCount")
+      .def(nb::init<>())
+      .def("add", &LossCount::add, "number"_a, "largest"_a, "queue"_a, "now"_a)
+      .def("ended", [](const LossCount& self) {
+        const LossCount::Period& ended = self.ended();
+        return nb::make_tuple(ended.lost, ended.arrived, ended.queue);
+      });
   nb::class_<Stretch>(module, "Stretch")
       .def(nb::init<>())
       .def("any", &Stretch::any)
       .def("factor", &Stretch::factor, "loss"_a)
       .def("loss", &Stretch::loss, "share"_a, "told"_a)
       .def("marked", &Stretch::marked)
-      .def("epoch", &Stretch::epoch, nb::kw_only(), "window"_a, "use"_a, "delay"_a, "target"_a,
-           "limited"_a);
+      .def(
+          "epoch",
+          [](Stretch& self, double window, double use, Nanos delay, Nanos target, bool limited) {
+            self.delivered(use * 1e7, 10 * kMillisecond);
+            self.epoch(window, 1e9, delay, target, limited);
+          },
+          nb::kw_only(), "window"_a, "use"_a, "delay"_a, "target"_a, "limited"_a);
   nb::class_<Competition>(module, "Competition")
       .def(nb::init<>())
       .def("observe", &Competition::observe, "bytes"_a, "epoch"_a, "delay"_a, "target"_a, "slow"_a,
@@ -64,14 +94,22 @@ void bind_congestion(nb::module_& module) {
       .def("told", &EcnPath::told, "ect0"_a, "ce"_a);
 
   nb::class_<DelayWindow>(module, "DelayWindow")
-      .def(nb::init<double, double, double, Nanos>(), "initial"_a, "minimum"_a, "buffer"_a,
-           "target"_a)
+      .def(
+          "__init__",
+          [](DelayWindow* self, double initial, double minimum, double buffer, Nanos target,
+             double evidence, double fewest) {
+            new (self) DelayWindow(initial, {minimum, buffer, target, evidence, fewest});
+          },
+          "initial"_a, "minimum"_a, "buffer"_a, "target"_a, "evidence"_a = 96.0, "fewest"_a = 0.0)
       .def("bytes", &DelayWindow::bytes)
       .def("target", &DelayWindow::target)
       .def("queue_delay", &DelayWindow::queue_delay)
       .def("ramps", &DelayWindow::ramps)
       .def("stretch", nb::overload_cast<double>(&DelayWindow::stretch, nb::const_), "loss"_a)
+      .def("room", &DelayWindow::room)
       .def("loss", &DelayWindow::loss, "share"_a, "told"_a)
+      .def("count", &DelayWindow::count, "lost"_a, "arrived"_a, "queue"_a)
+      .def("sent", &DelayWindow::sent, "bytes"_a)
       .def("rate", &DelayWindow::rate)
       .def("sample", &DelayWindow::sample, "bytes"_a, "queue"_a, "round"_a, "rtprop"_a, "lossy"_a,
            "now"_a, "sent"_a = 0)
@@ -104,6 +142,7 @@ void bind_congestion(nb::module_& module) {
           nb::kw_only(), "path"_a = 0, "bytes"_a, "loss"_a = 0.0, "windows"_a = 0.0, "queue"_a = 0,
           "round"_a, "rtprop"_a, "now"_a, "last_sent"_a = 0)
       .def("marked", &SendController::marked, "sent"_a, "now"_a)
+      .def("told", &SendController::told, "path"_a, "room"_a)
       .def("on_timer", &SendController::on_timer, "now"_a)
       .def(
           "pace",

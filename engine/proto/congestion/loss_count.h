@@ -1,0 +1,52 @@
+// LossCount counts the packets of one path that are lost. A packet that is missing counts as lost
+// once a period has ended in which it could have come late, so reordering is no loss.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "proto/base/time.h"
+
+namespace gradwire {
+
+class LossCount {
+ public:
+  struct Period {
+    double lost = 0;
+    double arrived = 0;
+    double queue = 0;  // ns: the longest that a packet after a missing one has queued
+  };
+  // Takes a new packet, which has queued for `queue`; true when a period has ended.
+  // `largest`: the largest number before it, 0 for none.
+  bool add(uint64_t number, uint64_t largest, Nanos queue, Nanos now) {
+    Period& at = number < since_ ? before_ : now_;
+    ++at.arrived;
+    if (number < largest) {
+      at.lost = std::max(0.0, at.lost - 1);
+    } else if (largest && number > largest + 1) {
+      at.lost += std::min(static_cast<double>(number - largest - 1), kRun);
+      at.queue = std::max(at.queue, static_cast<double>(queue));
+    }
+    if (now - start_ < kTime) return false;
+    start_ = now;
+    ended_ = before_;
+    before_ = now_;
+    now_ = {};
+    since_ = std::max(number, largest) + 1;
+    return true;
+  }
+  // The period before the one that has ended.
+  const Period& ended() const { return ended_; }
+
+  // Packets: a longer run is one loss of the path, however long.
+  static constexpr double kRun = 3;
+
+ private:
+  // The time of a period at least: packets that come later count as lost.
+  static constexpr Nanos kTime = 5 * kMillisecond;
+  uint64_t since_ = 0;  // the first number of this period
+  Nanos start_ = 0;
+  Period now_, before_, ended_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,164 @@
+#include "proto/congestion/loss_law.h"
+
+#include "proto/recovery/loss_meter.h"
+
+namespace gradwire {
+
+namespace {
+// The share of the target down to which the queue aimed at is cut: 80 us of 1.3 ms, about what
+// hosts that wake up late add by themselves. With a fourth of it windows starve, with four times
+// it a queue of 131 us at 1 Gbit/s loses a sixth of what four ranks send.
+constexpr double kLeast = 1.0 / 16;
+// The share of packets that may be lost. Twice it loses twice as much, half of it takes the chance
+// of a single packet for a queue.
+constexpr double kBorne = 0.01;
+// The factor of the path's loss that may be lost beside: losses come in runs.
+constexpr double kTolerance = 1.5;
+// The factor of the room where losses were too many, and at a mark.
+constexpr double kCut = 0.9;
+// The weight of a judgement in the path's loss: one without losses shows little.
+constexpr double kSlowly = 1.0 / 8;
+// A judgement's least duration, and its least packets. After a change losses of before may be
+// counted for three times as long, since receivers count one when it cannot come late any more.
+constexpr Nanos kPeriod = 5 * kMillisecond;
+constexpr double kPackets = 192;
+// The longest trial: the shortest queue costs time on a path that loses by itself.
+constexpr Nanos kLongestTrial = 50 * kMillisecond;
+// The share of the expected losses below which less room has helped.
+constexpr double kHelped = 1.0 / 3;
+// The time for which losses that were this end's own are taken for that.
+constexpr Nanos kOwn = 2 * kSecond;
+// The pause after a trial that was of no use, doubled each time. After one of heavy loss it is the
+// longest.
+constexpr Nanos kFirstPause = 500 * kMillisecond;
+constexpr Nanos kLongestPause = 32 * kSecond;
+// The share of the queue at a loss that its buffer is taken to bear.
+constexpr double kHeld = 0.7;
+// The time after which heavy loss is tried out: bursts are shorter.
+constexpr Nanos kPatience = 1 * kSecond;
+}  // namespace
+
+double LossLaw::pace() const {
+  return trying_ && before_ >= kHeavyLoss ? 1.0 - before_ : 1.0;
+}
+
+void LossLaw::judge(const Port& port, Nanos now) {
+  if (start_ == 0) start_ = now;
+  if (bursts(port)) {
+    trying_ = settling_ = false;
+    room_ = saved_;
+    return begin(now);
+  }
+  if (!enough(port, now)) return;
+  if (std::exchange(settling_, false)) return begin(now);
+  const bool others = kHeld * queue_ >= static_cast<double>(port.target);
+  if (trying_) return end_trial(others, now);
+  const double loss = lost_ / packets_;
+  const bool lasts = outlasts_bursts(port.lossy || loss >= kHeavyLoss, now);
+  if (loss <= kBorne || (loss <= kTolerance * of_path_ + kBorne && now < again_)) {
+    bear(loss);
+    regain(now);
+  } else if (!others && lasts) {
+    if (lost_ < evidence_) return;
+    act(loss, now);
+  }
+  begin(now);
+}
+
+// False while loss is heavy, and may be a burst.
+bool LossLaw::outlasts_bursts(bool heavy, Nanos now) {
+  if (!heavy || heavy_since_ == 0) heavy_since_ = now;
+  return !heavy || now - heavy_since_ >= kPatience;
+}
+
+// A burst that takes most packets has begun in the midst of a trial.
+bool LossLaw::bursts(const Port& port) const {
+  return trying_ && before_ < kHeavyLoss && port.lossy && lost_ >= evidence_ &&
+         lost_ >= kHeavyLoss * packets_;
+}
+
+bool LossLaw::enough(const Port& port, Nanos now) const {
+  const Nanos took = now - start_;
+  if (settling_) return took >= std::max(2 * port.round, 3 * kPeriod);
+  if (trying_ && took >= kLongestTrial) return packets_ > 0;
+  if (took < std::max(2 * port.round, kPeriod) || packets_ < kPackets) return false;
+  return !trying_ || before_ * packets_ >= evidence_;
+}
+
+void LossLaw::begin(Nanos now) {
+  start_ = now;
+  lost_ = packets_ = queue_ = 0;
+}
+
+// More is lost than the path loses.
+void LossLaw::act(double loss, Nanos now) {
+  if (now < own_until_ && room_ > kLeast) {
+    settling_ = true;
+    cut();
+  } else if (now >= again_) {
+    start_trial(loss);
+  } else if (now >= own_until_) {
+    regain(now);
+  }
+}
+
+void LossLaw::start_trial(double loss) {
+  before_ = loss;
+  up_ = room_ <= kLeast;
+  if (!up_) saved_ = room_;
+  room_ = up_ ? saved_ : kLeast;
+  trying_ = settling_ = true;
+}
+
+// `others`: other traffic fills the queue, so the trial shows nothing.
+void LossLaw::end_trial(bool others, Nanos now) {
+  const double expected = packets_ * before_;
+  const bool own = expected >= evidence_ / 4 &&
+                   (up_ ? lost_ > kTolerance * expected : lost_ < kHelped * expected);
+  left_ = own && !others ? pace() : 1.0;
+  trying_ = false;
+  settling_ = true;
+  room_ = saved_;
+  if (!others && own) {
+    own_until_ = now + kOwn;
+    of_path_ = 0;
+    if (up_) {
+      room_ = kLeast;
+      wait(now);
+      own_until_ = std::max(own_until_, again_);
+    } else {
+      cut();
+    }
+  } else if (!others) {
+    own_until_ = 0;
+    of_path_ = before_;
+    if (before_ >= kHeavyLoss) pause_ = kLongestPause;
+    wait(now);
+  }
+  begin(now);
+}
+
+void LossLaw::cut() {
+  room_ = std::max(kLeast, kCut * room_);
+}
+
+// Follows the path's loss downwards.
+void LossLaw::bear(double loss) {
+  of_path_ += kSlowly * std::min(0.0, loss - of_path_);
+  if (of_path_ >= kBorne / 2) return;
+  of_path_ = 0;
+  again_ = 0;
+  pause_ = kFirstPause;
+}
+
+void LossLaw::regain(Nanos now) {
+  const double seconds = std::min(1.0, 1e-9 * static_cast<double>(now - start_));
+  room_ = std::min(1.0, room_ * (1.0 + seconds));
+}
+
+void LossLaw::wait(Nanos now) {
+  again_ = now + pause_;
+  pause_ = std::min(2 * pause_, kLongestPause);
+}
+
+}  // namespace gradwire

@@ -1,0 +1,91 @@
+// LossLaw finds out by trials what the losses of one port's packets mean. For a moment the shortest
+// queue is aimed at, and next to nothing is sent beyond BtlBw. Losses that fall then are this end's
+// own: a buffer on the way is shorter than the queue aimed at, or a policer limits the rate. From
+// then on a shorter queue is aimed at. Losses that stay are the path's, and are borne.
+//
+// Where the queue was long when packets were lost, its buffer is no shorter than the target, and
+// others filled it (the bursts of other traffic); such losses begin no trial. Neither does heavy
+// loss that has just begun: what it needs is that packets go again at once, and a trial sends none
+// again before they are declared lost.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "proto/base/time.h"
+
+namespace gradwire {
+
+class LossLaw {
+ public:
+  // `evidence`: the packets that are lost, or expected to be in a trial, before it is judged.
+  explicit LossLaw(double evidence) : evidence_(evidence) {}
+
+  // The share of the wanted queue, and of the pace above BtlBw, that the network has shown to bear.
+  double room() const { return room_; }
+  // A trial of less room is under way, or has just shown that losses were this end's own.
+  bool pressed() const { return trying_ ? !up_ : settling_ && own_until_ > 0; }
+  // The share of BtlBw that may be sent: a trial of heavy loss sends as much as has arrived.
+  double pace() const;
+  // The share of BtlBw that such a trial has left of it; 1 after it was asked for.
+  double left() { return std::exchange(left_, 1.0); }
+  // The share of packets that the path loses whatever is sent; 0 where none is known.
+  double of_path() const { return of_path_; }
+
+  // A switch has marked packets: its queue is shorter than the target.
+  void marked() { cut(); }
+  // Counts packets. `queue`: how long packets queued, in nanoseconds, when some were lost.
+  void count(double lost, double arrived, double queue) {
+    lost_ += lost;
+    packets_ += lost + arrived;
+    if (lost > 0) queue_ = std::max(queue_, queue);
+  }
+
+  // Port is what is known of the port now.
+  struct Port {
+    Nanos round = 0;     // round-trip time
+    Nanos target = 0;    // the delay aimed at where there is room for it
+    bool lossy = false;  // the last packets were lost heavily
+  };
+  // Judges what was counted once it is enough; call it after each round trip.
+  void judge(const Port& port, Nanos now);
+
+ private:
+  bool enough(const Port& port, Nanos now) const;
+  bool bursts(const Port& port) const;
+  bool outlasts_bursts(bool heavy, Nanos now);
+  void begin(Nanos now);
+  void act(double loss, Nanos now);
+  void start_trial(double loss);
+  void end_trial(bool others, Nanos now);
+  void cut();
+  void bear(double loss);
+  void regain(Nanos now);
+  void wait(Nanos now);
+
+  double evidence_;
+  double room_ = 1;
+  double of_path_ = 0;
+  double left_ = 1;
+
+  // The present trial.
+  bool trying_ = false;
+  bool up_ = false;        // of more room, since there cannot be less
+  double before_ = 0;      // share lost before it
+  double saved_ = 1;       // room before it
+  bool settling_ = false;  // losses may still be those of before a change
+
+  Nanos heavy_since_ = 0;
+  Nanos own_until_ = 0;               // losses are known to be this end's own
+  Nanos again_ = 0;                   // when the next trial may begin, after one that was of no use
+  Nanos pause_ = 500 * kMillisecond;  // until then
+
+  // Since the last judgement.
+  Nanos start_ = 0;
+  double lost_ = 0;
+  double packets_ = 0;
+  double queue_ = 0;  // ns
+};
+
+}  // namespace gradwire
