@@ -25,12 +25,13 @@ from gradwire import _engine
 from gradwire.cli import app
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
-from gradwire.doctor import job, measure, pairs
+from gradwire.doctor import host, job, measure, pairs
 from gradwire.doctor.findings import Finding
 from gradwire.doctor.greeting import HELLO, WELCOME, Greeted, Greeting, Listener, greet, parse
 from gradwire.doctor.host import Host, check_host
 from gradwire.doctor.place import Place, place_of_environment
 from gradwire.transport.addresses import LocalAddress
+from gradwire.transport.introductions import Introduction
 from gradwire.transport.meeting import Meeting
 from ranks import free_port
 from threads import at_once
@@ -535,6 +536,37 @@ def test_what_another_rank_of_a_host_has_found_alone_is_named_with_it(
     assert problem.text == f"{name}, ranks 1–2: GRADWIRE_PORT is much."
     assert problem.command == f"unset   # on {name}, ranks 1–2"
     assert sum(each.about == "address" for each in findings[0]) == 1  # all ranks have found it
+
+
+def test_hosts_of_one_name_have_their_addresses_beside_it() -> None:
+    def introduction(rank: int, host: str, address: str) -> Introduction:
+        places = (LocalAddress(address, "eth0", 1500),)
+        return Introduction(rank, 8, places, 0, 1472, host=host)
+
+    hosts = [introduction(0, "vm", "10.0.0.1"), introduction(2, "vm", "10.0.0.2")]
+    assert job.host_names(hosts) == {0: "vm (10.0.0.1)", 2: "vm (10.0.0.2)"}
+    assert job.host_names([*hosts, introduction(4, "a", "10.0.0.3")])[4] == "a"
+    same = [introduction(0, "vm", "10.0.0.1"), introduction(2, "vm", "10.0.0.1")]
+    assert job.host_names(same) == {0: "vm (rank 0)", 2: "vm (rank 2)"}
+
+
+def test_a_host_without_a_default_route_is_no_warning_before_there_is_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a namespace, whose only other interface leads to the job's other hosts."""
+    lo = LocalAddress("127.0.0.1", "lo", 65_536)
+    monkeypatch.setattr(host, "local_addresses", lambda *_: (lo,))
+    monkeypatch.setattr(host, "reachable_interfaces", lambda: {"va": ("10.0.0.1",)})
+
+    def address(towards: str | None) -> Finding:
+        (found,) = (each for each in check_host(towards).findings if each.about == "address")
+        return found
+
+    alone, within = address(None), address("10.0.0.2")
+    assert (alone.level, alone.command) == ("ok", "")
+    assert "va" in alone.text
+    assert "a job" in alone.text.lower()
+    assert within.level == "warning"
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 7])

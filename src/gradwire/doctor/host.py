@@ -106,7 +106,7 @@ def _network(host: Host, towards: str | None) -> list[Finding]:
     settings = host.settings
     try:
         host.addresses = found = local_addresses(settings.interface, towards)
-        findings = [_address(found[0], settings)]
+        findings = [_address(found[0], settings, towards)]
     except ConfigError as error:
         findings = [Finding("problem", "address", f"{error}.")]
         if settings.interface is None:
@@ -195,12 +195,18 @@ def _versions(found: dict[str, str]) -> Finding:
     return Finding("ok", "versions", text)
 
 
-def _address(own: LocalAddress, settings: Settings) -> Finding:
+def _address(own: LocalAddress, settings: Settings, towards: str | None) -> Finding:
     others = {
         name: addresses
         for name, addresses in reachable_interfaces().items()
         if name != own.interface
     }
+    if is_loopback(own.address) and others and towards is None and settings.interface is None:
+        text = (
+            "A job uses the interface that leads to its store, and no job is known here. "
+            f"GRADWIRE_INTERFACE chooses one: {describe_interfaces(others)}."
+        )
+        return Finding("ok", "address", text)
     if is_loopback(own.address):
         text = (
             f"gradwire would use {own.address}, which only ranks on this host reach; this host "

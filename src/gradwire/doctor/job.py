@@ -11,7 +11,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -244,10 +244,7 @@ def _examine(
     for each in everybody:
         first = next(e.endpoint for e in everybody if e.identity == each.identity)
         result.ranks.setdefault(first, []).append(each.endpoint)
-    names = [everybody[first].host for first in result.ranks]
-    for first in result.ranks:
-        name = everybody[first].host
-        result.hosts[first] = name if names.count(name) == 1 else f"{name} (rank {first})"
+    result.hosts = host_names([everybody[first] for first in result.ranks])
     result.findings += _of_hosts(result, [report["findings"] for report in reports])
     result.findings += _unlike(result)
     result.findings += _disagreeing([report.get("agreed", {}) for report in reports])
@@ -273,6 +270,21 @@ def _examine(
     if not wrong:
         text = f"Datagrams of {datagram} bytes pass both ways between all hosts."
         result.findings.append(Finding("ok", "network", text))
+
+
+def host_names(introductions: Sequence[Introduction]) -> dict[int, str]:
+    """Returns a name for each host by the rank that measures for it, no two of them equal.
+
+    Equal names of hosts, as of namespaces or cloned machines, have an address or the rank beside
+    them.
+    """
+    names = [each.host for each in introductions]
+    addresses = [each.addresses[0].address if each.addresses else "" for each in introductions]
+    found = {}
+    for each, name, address in zip(introductions, names, addresses, strict=True):
+        beside = address if addresses.count(address) == 1 else f"rank {each.endpoint}"
+        found[each.endpoint] = name if names.count(name) == 1 else f"{name} ({beside})"
+    return found
 
 
 def _of_hosts(result: Examined, reports: list[list[dict[str, Any]]]) -> list[Finding]:
