@@ -721,7 +721,7 @@ def test_the_room_comes_back_in_seconds() -> None:
     network = Lossy(lambda law: 0.2 if law.room() > 0.95 else 0.0)
     network.judge(3)
     cut = network.law.room()
-    assert cut == pytest.approx(0.9)
+    assert cut == pytest.approx(0.6)
     network.judge(2)
     assert cut < network.law.room() < 0.95
 

@@ -94,7 +94,7 @@ void LossLaw::begin(Nanos now) {
 void LossLaw::act(double loss, Nanos now) {
   if (now < own_until_ && room_ > kLeast) {
     settling_ = true;
-    cut();
+    cut(loss);
   } else if (now >= again_) {
     start_trial(loss);
   } else if (now >= own_until_) {
@@ -127,7 +127,7 @@ void LossLaw::end_trial(bool others, Nanos now) {
       wait(now);
       own_until_ = std::max(own_until_, again_);
     } else {
-      cut();
+      cut(before_);
     }
   } else if (!others) {
     own_until_ = 0;
@@ -138,8 +138,8 @@ void LossLaw::end_trial(bool others, Nanos now) {
   begin(now);
 }
 
-void LossLaw::cut() {
-  room_ = std::max(kLeast, kCut * room_);
+void LossLaw::cut(double loss) {
+  room_ = std::max(kLeast, std::min(kCut, 1.0 - 2 * loss) * room_);
 }
 
 // Follows the path's loss downwards.

@@ -34,7 +34,7 @@ class LossLaw {
   double of_path() const { return of_path_; }
 
   // A switch has marked packets: its queue is shorter than the target.
-  void marked() { cut(); }
+  void marked() { cut(0); }
   // Counts packets. `queue`: how long packets queued, in nanoseconds, when some were lost.
   void count(double lost, double arrived, double queue) {
     lost_ += lost;
@@ -59,7 +59,7 @@ class LossLaw {
   void act(double loss, Nanos now);
   void start_trial(double loss);
   void end_trial(bool others, Nanos now);
-  void cut();
+  void cut(double loss);
   void bear(double loss);
   void regain(Nanos now);
   void wait(Nanos now);
