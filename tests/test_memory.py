@@ -77,6 +77,6 @@ def test_a_step_is_freed_without_the_garbage_collector(options: dict[str, Any]) 
     gc.disable()
     try:
         few = train(2)
-        assert train(10) == few
+        assert train(10) <= few  # what tests before have left may go meanwhile
     finally:
         gc.enable()
