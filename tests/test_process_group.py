@@ -802,9 +802,10 @@ def test_the_first_large_sum_is_in_no_order_with_gloos_collectives() -> None:
 # ---------------------------------------------------------------------------- the end
 
 
-def lives(rank: int, world: int) -> None:
-    """Job after job on the port of the first, whose store rank 0 hosts and leaves last."""
-    for life in range(6):
+def lives(rank: int, world: int, count: int, holds_s: float) -> None:
+    """Job after job on the port of the first, whose store rank 0 hosts and leaves last, and ends so
+    many seconds later."""
+    for life in range(count):
         begins(rank, world, seconds=20.0)
         tensor = torch.full((ELEMENTS,), float(life))
         dist.all_reduce(tensor)
@@ -814,12 +815,17 @@ def lives(rank: int, world: int) -> None:
             dist.distributed_c10d._get_default_store().wait(others)
         else:
             dist.distributed_c10d._get_default_store().set(f"leaves/{rank}", "")
+        kept = dist.distributed_c10d._get_default_store() if holds_s and rank == 0 else None
         dist.destroy_process_group()
+        if kept is not None:
+            time.sleep(holds_s)
+        del kept
 
 
-def test_six_jobs_in_a_row_meet_on_one_port() -> None:
+@pytest.mark.parametrize(("count", "holds_s"), [(6, 0.0), (2, 0.4)])
+def test_jobs_in_a_row_meet_on_one_port(count: int, holds_s: float) -> None:
     with Ranks(3, group=False, **ENVIRONMENT) as ranks:
-        ranks.run(lives)
+        ranks.run(lives, count=count, holds_s=holds_s)
 
 
 def leaves(rank: int, world: int) -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroupGloo
+from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 
 from gradwire.core.errors import RendezvousError
 from gradwire.training.groups import Group
+from gradwire.transport.store import BoundedStore, base_store
 
 MET_TAG, LEAVES_TAG = 2**31 - 1, 2**31 - 2
 """Tags of the messages, as far as possible from those that users choose."""
@@ -32,8 +34,10 @@ LEAVE_S = 1.0
 """Seconds for which a member waits at most until rank 0 leaves, too."""
 CONNECTED_S = 0.1
 """Seconds for which it then waits at most until rank 0 has ended its connections."""
+STORE_S = 1.0
+"""Seconds for which it then waits at most until rank 0 has ended the store."""
 HEAD_START_S = 0.03
-"""Seconds that rank 0 then has to end what else it has, such as the store."""
+"""Seconds that rank 0 then has to end what else it has."""
 
 
 class Signals:
@@ -96,6 +100,7 @@ class Signals:
         for seconds in (LEAVE_S, CONNECTED_S):  # the second message never comes
             with contextlib.suppress(RuntimeError):  # it has gone, or is busy for longer
                 self._receiving(0, LEAVES_TAG)(seconds)
+        _await_end(group.store)
         time.sleep(HEAD_START_S)
 
     def _receiving(self, source: int, tag: int) -> Callable[[float], int]:
@@ -124,3 +129,17 @@ class Signals:
         tensor = torch.full((1,), value, dtype=torch.uint8)
         with contextlib.suppress(RuntimeError):  # it has gone
             self._sent.append(self._gloo.send([tensor], to, tag))
+
+
+def _await_end(store: Any) -> None:
+    """Waits for a bounded time until a store ends that the process of rank 0 hosts."""
+    asked = base_store(store)
+    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # it is torchrun's
+    if outlives or not isinstance(asked, TCPStore):
+        return
+    bounded = BoundedStore(asked, STORE_S)
+    until = time.monotonic() + STORE_S
+    with contextlib.suppress(RuntimeError):  # it has ended
+        while time.monotonic() < until:
+            bounded.check(["gradwire"])
+            time.sleep(0.005)
