@@ -80,9 +80,7 @@ def keys(
     if as_json:
         typer.echo(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
         return
-    table = Table()
-    for column in COLUMNS:
-        table.add_column(column)
+    table = Table(*COLUMNS)
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

@@ -51,7 +51,6 @@ def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, C
     Args:
         config: rank, store (host and port), line (descriptor of the start line's memory), recipe,
             entries.
-        tell: a function that is called with each step.
     """
     recipe = Recipe(**config["recipe"])
     rank: TrainingRank[Trainee] = TrainingRank(config, recipe.ranks, _GROUP_SECONDS, tell)

@@ -20,7 +20,6 @@ def run_fsdp(network: str, steps: int, replicas: int, block: int = 10) -> dict[s
     """Train on four hosts while bursts hit one port, by contestants that take turns.
 
     Args:
-        steps: the number of steps of each contestant.
         replicas: the number of replicas, which divides the number of hosts. With 1 gradwire
             carries the reduce-scatter; with more Gloo does, and gradwire averages over replicas.
         block: steps of one contestant before the next has its turn.

@@ -49,12 +49,7 @@ class Model(torch.nn.Module):
 
 
 class Trainee:
-    """A trainee is the model of one contestant, and what its steps delivered.
-
-    Args:
-        policy: the policy that carries its gradients.
-        mesh: the mesh of replicas and shards.
-    """
+    """A trainee is the model of one contestant, and what its steps delivered."""
 
     def __init__(self, policy: str, mesh: DeviceMesh) -> None:
         torch.manual_seed(0)

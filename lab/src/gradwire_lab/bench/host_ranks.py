@@ -29,9 +29,7 @@ def run_host_ranks(
     """Measure all-reduces of all ranks, by contestants that take turns.
 
     Args:
-        ranks_a_host: the number of ranks on each host.
         size: bytes of each rank's gradient.
-        rounds: the number of rounds of each contestant.
         block: rounds of one contestant before the next has its turn.
     """
     preset = NETWORKS[network]

@@ -16,11 +16,7 @@ TIMEOUT = 600.0
 
 
 def run_replicas(network: str, steps: int, pull: str) -> dict[str, Any]:
-    """Train on four hosts while bursts hit one port; compare the parameters' hashes.
-
-    Args:
-        steps: the number of steps of training.
-    """
+    """Train on four hosts while bursts hit one port; compare the parameters' hashes."""
     preset, usual = NETWORKS[network], BURSTS[network]
     # Bursts come twice as often as the standard ones, so that nearly every step loses something.
     burst = Burst(usual.rate, usual.on, usual.period / 2)

@@ -142,7 +142,6 @@ def wire_load(
 
     Args:
         rate: the rate of the ports, in bits per second.
-        delay_s: the delay of each direction of the wire.
     """
     bucket = 72 * KIB if offloads else 8 * KIB
     preset = Preset("trial", rate, 256 * KIB, bucket, offloads)

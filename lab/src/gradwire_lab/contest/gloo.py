@@ -35,7 +35,6 @@ class GlooAllReduce:
         """Choose how it sums.
 
         Args:
-            timeout_s: how long connecting or one sum may take.
             half: whether values travel and are summed as float16, as torch's
                 ``fp16_compress_hook`` lets them.
             bfloats: whether the buffer's memory is taken as bfloat16, which are twice as many.

@@ -33,7 +33,6 @@ class GradwirePush:
         """Choose the plan: see `make_plan`.
 
         Args:
-            bound: the bound of the whole buffer.
             schedule: seconds after a worker's first arrival, and the share that is enough then: so
                 the bound is spent. Without a bound nothing is given up at any time.
             control: "stream", or "probe" for the papers' passes.

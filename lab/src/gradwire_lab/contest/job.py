@@ -39,8 +39,6 @@ class Job:
         Args:
             module: the ranks' program, which joins the others by `rank_program.meet`.
             seconds: how long setting up may take, and each command.
-            ranks_a_host: the number of ranks on each host.
-            config: further values of the ranks' configuration.
         """
         world = network.hosts * ranks_a_host
         shared = {"world": world, "store_host": network.address(0), "store_port": STORE_PORT}

@@ -90,7 +90,6 @@ class Race(Job):
             network: the hosts; rank k runs on host k.
             entries: the contestants, with different names.
             size: bytes of each rank's buffer, a multiple of 4.
-            round_seconds: how long a round may take.
             pause: seconds before each round, in which a job would compute.
 
         Raises:
@@ -126,7 +125,6 @@ class Race(Job):
         """Time rounds of every contestant.
 
         Args:
-            rounds: the number of rounds of each contestant.
             block: rounds of one contestant before the next has its turn.
             warm_up: rounds at the start of each block that are not counted.
             bursts: cross traffic; each block then starts at the same phase of it.

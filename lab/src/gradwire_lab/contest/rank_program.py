@@ -33,7 +33,6 @@ def obey(
     """Set the program up, then obey the parent until it hangs up; an error is the last answer.
 
     Args:
-        descriptor: the descriptor of the socket to the parent.
         set_up: given the configuration, and something to call with news between a command and
             its answer; returns the answer to the configuration, and the commands.
     """

@@ -80,10 +80,8 @@ class Ranks:
         """Start the ranks and send their configurations; the first `gather` waits for them.
 
         Args:
-            spawn: starts a program on a host.
             module: the ranks' program, which runs `gradwire_lab.contest.rank_program.obey`.
             configs: the first message to each rank, in rank order.
-            pass_fds: descriptors that they inherit under the same numbers.
         """
         self._ranks: list[_Rank] = []
         try:

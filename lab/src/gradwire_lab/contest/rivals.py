@@ -22,7 +22,7 @@ class RivalStreams:
             network: a network with the source among its extra hosts.
             target: host that reads; its port is what is fought for.
         """
-        name, address = "a rivals' end", network.address(target)
+        name, address = "the rivals", network.address(target)
         self._receiver = Reporter(name, network, target, "contest.rival", "receive", address)
         arguments = ("send", address, streams, congestion_control)
         self._sender = Reporter(name, network, source, "contest.rival", *arguments)

@@ -48,7 +48,6 @@ class TcpOverServers:
 
         Args:
             workers: how many of the ranks, the first ones, are workers.
-            elements: the number of elements of a buffer.
         """
         self._elements = elements
         self._congestion_control = congestion_control

@@ -31,7 +31,6 @@ class Worker(TrainingRank[Trainee]):
         Args:
             config: scenario, rank, store (host and port), lossy (whether gradwire drops some of
                 its packets), line (descriptor of the start line's memory).
-            tell: a function that is called with each step.
         """
         scenario = build(Scenario, config["scenario"], "scenario")
         super().__init__(config, scenario.ranks, _GROUP_SECONDS, tell)

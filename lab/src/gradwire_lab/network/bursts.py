@@ -60,7 +60,6 @@ class BurstTraffic(Reporter):
         """Start the sender.
 
         Args:
-            network: a network with at least one extra host.
             source: host that sends; the first extra one if not given.
             origin: time of phase zero, in seconds of ``time.monotonic()``; soon if not given.
 

@@ -35,7 +35,6 @@ class Channel:
 
         Args:
             module: its program, whose arguments are a socket's descriptor and this process' id.
-            trouble: what it means when there is no answer.
         """
         self._trouble = trouble
         self._lock = threading.Lock()
@@ -61,8 +60,6 @@ class Channel:
 
         Args:
             request: the question, which goes as JSON.
-            send: descriptors that go with it.
-            receive: how many the answer may bring.
 
         Raises:
             LabUnavailable: there is no answer, or it is why the helper cannot do it.

@@ -25,7 +25,6 @@ def helper_command(module: str, *arguments: object, bare: bool = False) -> list[
 
     Args:
         module: name of the module inside ``gradwire_lab``, with its room: ``network.keeper``.
-        bare: the module needs nothing but the standard library.
     """
     lab = Path(__file__).resolve().parents[1]
     room = module.split(".")[0]

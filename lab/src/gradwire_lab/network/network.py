@@ -64,20 +64,16 @@ class Network:
         """Make the network.
 
         Args:
-            preset: rate and queue of the ports.
             ports: the ports of single hosts, by number, where they differ; offloads are as
                 everybody's.
-            extra_hosts: number of hosts for cross traffic.
             leaves: how the hosts are spread over leaf switches; None for a single switch.
             ecn: occupancy of a switch's queue, towards a host or on an uplink, above which ECT
                 packets are marked CE, in bytes; 0 for none. TCP on every host asks for it then.
                 No queue of the kernel is sure to mark, so these are the lab's own: every host has
                 a wire, which has the port's rate and queue on the way to the host.
-            congestion_control: the congestion control of TCP on every host.
             wires: what the link of a host does to packets, by host, in both directions at first.
                 All others are veth pairs, which do nothing to them. The port keeps its rate and
                 queue: what leaves them travels on the wire.
-            wire_seed: the seed of the wires' losses and jitter.
 
         Raises:
             LabUnavailable: the machine does not let this process do so.
@@ -168,7 +164,6 @@ class Network:
 
         Args:
             env: additions to this process's environment.
-            pass_fds: descriptors that it inherits under the same numbers.
 
         Raises:
             OSError: the process cannot be started.

@@ -43,7 +43,6 @@ class Switches:
             near: a device of this name in the switches' namespace, in which the process is.
             hosts: how many there are on the leaves; all others are on the spine.
             leaves: None for a single switch.
-            wires: takes up the links of uplinks that mark.
             ecn: occupancy of an uplink's queue above which it marks, in bytes; 0: none does.
 
         Raises:

@@ -37,11 +37,7 @@ class TapLinks:
         """Make a link's devices and start the thread between them.
 
         Args:
-            host: number of the link.
             namespace: descriptor of the host's.
-            interface: name of the device there.
-            port: name of the device at the switch.
-            seed: the seed of losses and jitter.
 
         Raises:
             TapUnavailable: the machine does not let this process do so.

@@ -102,7 +102,6 @@ class Wires:
         """Have a direction of a link be a port's queue, which marks: the kernel's cannot.
 
         Args:
-            preset: rate and queue of the port.
             ecn: occupancy above which packets are marked, in bytes.
         """
         self._queues[number, direction] = preset.rate, preset.queue, ecn

@@ -53,7 +53,6 @@ def turned(
 
     Args:
         columns: what stands in the rows, whose first is the contestant's name.
-        faint: the names of contestants that are shown faintly.
     """
     whole = _turned(columns, rows, title, faint, _as_it_is)
     if _fits(whole, console):

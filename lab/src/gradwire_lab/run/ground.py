@@ -334,9 +334,6 @@ class Ground:
 def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
     """Make a cell's network, which is removed with everything in it at the end.
 
-    Args:
-        seed: the seed of the wires' losses and jitter.
-
     Raises:
         LabUnavailable: this machine cannot make it; the message says why.
     """

@@ -47,7 +47,6 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     """Hash all that a cell's numbers depend on, but for gradwire, the machine and the seed.
 
     Args:
-        cell: a cell of a scenario file.
         quick: whether it is the file's short form.
     """
     scenario = cell.scenario
@@ -211,10 +210,6 @@ class Journal:
         A run counts if its cell had the same fingerprint, and gradwire, machine and settings were
         those of this process. A journal that is only read takes the runs of any of them, and a run
         of another form of the cell where there is none of this form.
-
-        Args:
-            cells: the cells of the scenario file.
-            quick: whether they are its short form.
         """
         wanted = {cell.name: fingerprint(cell, quick) for cell in cells}
         if self._reading:

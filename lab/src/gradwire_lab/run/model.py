@@ -112,8 +112,6 @@ class Track:
         """Add a sample, and the delivered shares by layer to `shares`.
 
         Args:
-            start: its moment.
-            seconds: how long it took.
             counters: what each worker's transport counted; none where it counts nothing.
             shares: by layer, of all samples and workers so far.
         """

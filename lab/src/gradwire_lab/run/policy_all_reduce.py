@@ -39,7 +39,6 @@ class PolicyAllReduce:
         """Choose the policy.
 
         Args:
-            elements: the number of elements of the buffer.
             layers: how many equal layers the buffer is cut into.
             group: name of the group of endpoints, which shares an engine with no other.
         """

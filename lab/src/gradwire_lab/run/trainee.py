@@ -106,9 +106,6 @@ class LabTrainee(Trainee):
 
         Args:
             model: sizes, and how computation and communication meet.
-            recipe: the same sizes as every trainee takes them.
-            line: where the ranks wait for each other.
-            steps: the number of steps of the whole training.
             trials: steps before them, which find its pace and count as none of its thirds.
         """
         self._steps, self._trials = steps, trials

@@ -44,7 +44,6 @@ def segments(
 
     Args:
         first: number of the turn's first step.
-        steps: the number of steps of the turn.
         losing: numbers of the steps in which links lose packets.
         begin: cut before this step of the turn, too.
     """

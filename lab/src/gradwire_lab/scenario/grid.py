@@ -25,7 +25,6 @@ def points(raw: Mapping[str, Any], where: str) -> Iterator[Point]:
     """Yield the points of a grid: each axis' label, and the tables with the point's keys set.
 
     Args:
-        raw: the tables as they were read.
         where: the file, for errors.
 
     Raises:

@@ -63,7 +63,6 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
     """Read and check a scenario file, its short form too.
 
     Args:
-        path: the path of the TOML file.
         quick: take its short form: its table ``quick`` is merged over the others, and of the
             contestants only those in ``quick.only`` take part, if there is such a list.
 

@@ -61,12 +61,6 @@ def check_policy(
 ) -> None:
     """Check that a policy takes these options, and that they can do something here.
 
-    Args:
-        options: its own and the common settings.
-        work: what is moved: an all-reduce or training.
-        votes: whether the workers vote for phases.
-        servers: how many sum for the workers.
-
     Raises:
         Lacking: an option is unknown.
         ScenarioError: a value, or what it needs, is not available.

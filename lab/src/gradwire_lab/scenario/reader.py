@@ -39,7 +39,6 @@ def key(
     Args:
         default: its value where the file names none; `MISSING` if the file must.
         meaning: a line for the documentation, units included.
-        above: a number that must be exceeded.
         line: whether a text must be one line, as tables and lists have it.
     """
     metadata = {
@@ -72,7 +71,6 @@ def build(kind: type[T], table: Any, where: str) -> T:
 
     Args:
         kind: the dataclass, whose fields may be made by `key`.
-        table: the table as the parser gave it.
         where: the file and the table's name, for errors; "file:" for the file's own keys.
 
     Raises:

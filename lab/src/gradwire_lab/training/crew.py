@@ -53,13 +53,10 @@ def train(
     """Let the ranks train one contestant for a turn.
 
     Args:
-        steps: the number of steps of the turn.
         start: when to begin, in seconds of ``time.monotonic()``.
         deadline: when all ranks have to have answered, likewise.
-        warm_up: how many of the steps are not timed.
         trainees: how many of the ranks train; all if not given.
         progress: a function that is called with each step of rank 0.
-        options: further arguments of the ranks' command.
     """
     command = {"command": "block", "contestant": contestant, "steps": steps, "start": start}
     answers = ranks.ask({**command, **options}, deadline, progress)[:trainees]

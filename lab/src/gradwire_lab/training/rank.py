@@ -35,7 +35,6 @@ class TrainingRank(Generic[T]):
 
         Args:
             config: rank, store (host and port), line (descriptor of the start line's memory).
-            seconds: the time that a collective may take.
             tell: a function that is called with each step, on rank 0.
         """
         self._tell = tell

@@ -40,7 +40,6 @@ class TimedDDP(DistributedDataParallel):
         """Wrap a module.
 
         Args:
-            line: where the ranks wait for each other.
             timeout: seconds that they wait at most.
         """
         super().__init__(module, **{"bucket_cap_mb": ONE_BUCKET_MB, **options})

@@ -83,11 +83,7 @@ class Trainee:
     def __init__(
         self, entry: Entry, recipe: Recipe, text: Text, rank: int, line: StartLine
     ) -> None:
-        """Make the model and connect.
-
-        Args:
-            line: where the ranks wait for each other.
-        """
+        """Make the model and connect."""
         self._entry = entry
         self._recipe = recipe
         self._text = text
@@ -128,7 +124,6 @@ class Trainee:
 
         Args:
             start: when to begin, in seconds of ``time.monotonic()``.
-            progress: a function that is called after each step.
 
         Returns:
             The steps, as JSON.
