@@ -168,11 +168,15 @@ def test_why_says_what_waiting_no_time_explains(tmp_path: Path) -> None:
 
 
 def test_a_phase_is_critical_where_some_layers_are(tmp_path: Path) -> None:
-    file = change(write(tmp_path / "steps.jsonl"), SLOW, phase="critical")
-    assert "critical phase of some layers" in found("why", file, "--step", SLOW)["lines"][4]
-    regions = [{"name": "fc1", "bound": 0.05, "delivered": 1.0}]
-    change(file, SLOW, regions=regions)
-    assert "critical phase:" in found("why", file, "--step", SLOW)["lines"][4]
+    def decision(*bounds: float) -> str:
+        regions = [{"name": f"fc{b}", "bound": b, "delivered": 1.0} for b in bounds]
+        file = change(write(tmp_path / "steps.jsonl"), SLOW, phase="critical", regions=regions)
+        line: str = found("why", file, "--step", SLOW)["lines"][4]
+        return line
+
+    assert "critical phase of some layers" in decision(0.0, 0.008, 0.408)
+    for bounds in ((0.008,), (0.0, 0.008), (0.004, 0.008, 0.016), (0.0,)):
+        assert "critical phase:" in decision(*bounds)
 
 
 def test_the_guide_shows_what_why_prints(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ QUEUED = 3.0
 """A packet that queued so many times as long as usual has met a queue."""
 UNTOLD = 1.25
 """A step that waited so many times as long as its last time says waited for something else, too."""
+APART = 10.0
+"""Bounds of one step that differ by so many times the smallest are of layers in both phases."""
 MOST_SLOW = 10
 """So many of the slowest steps are explained."""
 
@@ -269,7 +271,12 @@ class _Reading:
     def _decision(self) -> str:
         record, slow = self.record, self.record.slowest or {}
         said = f"{record.text('policy')}, {record.text('phase')} phase"
-        if record.text("phase") == "critical" and len({*record.bounds.tolist()}) > 1:
+        bounds = record.bounds[record.bounds > 0]
+        if (
+            record.text("phase") == "critical"
+            and len(bounds)
+            and np.ptp(bounds) > APART * bounds.min()
+        ):
             said += " of some layers"  # the bound below is the largest of any
         if slow:
             layers = slow.get("layers")
