@@ -3,9 +3,9 @@
 // has in flight to all destinations with another. Feed it sample() for what is delivered, lost()
 // and marked() for congestion, limited() when the window holds transmission back; read bytes().
 //
-// Loss alone shrinks no window, but the queue aimed at, where the network holds no longer one
-// (LossLaw). Beside flows that fill the queue themselves (TCP) a window
-// that keeps the queue short would starve, so it then grows and shrinks by loss as theirs do
+// Loss shrinks no window by itself. Where the network bears no longer queue than a short one, the
+// queue aimed at shrinks (LossLaw). Beside flows that fill the queue themselves (TCP) a window that
+// keeps the queue short would starve, so it then grows and shrinks by loss as theirs do
 // (Competition).
 #pragma once
 

@@ -28,10 +28,10 @@ constexpr Nanos kLongestTrial = 50 * kMillisecond;
 constexpr double kHelped = 1.0 / 3;
 // The time for which losses that were this end's own are taken for that.
 constexpr Nanos kOwn = 2 * kSecond;
-// The pause after a trial that was of no use, doubled each time. After one of heavy loss it is the
-// longest.
+// The pause after a trial that was of no use, four times as long each time: all hosts of a job wait
+// for one that tries. After one of heavy loss it is the longest.
 constexpr Nanos kFirstPause = 500 * kMillisecond;
-constexpr Nanos kLongestPause = 32 * kSecond;
+constexpr Nanos kLongestPause = 60 * kSecond;
 // The share of the queue at a loss that its buffer is taken to bear.
 constexpr double kHeld = 0.7;
 // The time after which heavy loss is tried out: bursts are shorter.
@@ -158,7 +158,7 @@ void LossLaw::regain(Nanos now) {
 
 void LossLaw::wait(Nanos now) {
   again_ = now + pause_;
-  pause_ = std::min(2 * pause_, kLongestPause);
+  pause_ = std::min(4 * pause_, kLongestPause);
 }
 
 }  // namespace gradwire
