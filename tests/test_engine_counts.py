@@ -74,3 +74,9 @@ def test_it_counts_this_checkout() -> None:
     head, *listed = result.stdout.splitlines()
     counted, rings = (int(head.split()[place]) for place in (1, 8))
     assert 0 < counted + rings == len(listed), head
+
+
+def test_the_endpoint_stays_a_room_without_rules(tool: ModuleType) -> None:
+    found = tool.count(tool.files_at(None))
+    assert 0 < found.endpoint_lines <= 900
+    assert 0 < found.methods <= 45

@@ -156,10 +156,10 @@ BREAKS = (
         2,
         "each aggregator commits for itself what it has",
         PROTO + "op/aggregator_half.cc",
-        "if (own_) own_->pull(config_.shard()).commit(*applied);",
+        "if (own_) own_->pull(config_.shard()).on_commit(*applied);",
         "Bitmap own = *applied;"
         " for (uint32_t c : sum_.finished()) own.set(c - shard().begin);"
-        " if (own_) own_->pull(config_.shard()).commit(own);",
+        " if (own_) own_->pull(config_.shard()).on_commit(own);",
         SIM + "bounded.py " + SIM + "property.py",
     ),
     Break(

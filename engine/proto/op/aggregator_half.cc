@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "proto/op/pass_answer.h"
 #include "proto/pull/pull_sender.h"
 #include "proto/push/push_list.h"
 #include "reduce/accumulate.h"
@@ -95,7 +94,7 @@ void AggregatorHalf::answer(uint16_t worker) {
   }
   const bool enough = sum_.undecided(worker) == 0;
   if (shard().size() == 0 || (!enough && !sum_.opened(worker))) return;
-  answer_pass(out_, worker, wire::Way::push, *passes, enough, [&] { return sum_.missing(worker); });
+  out_.answer(worker, wire::Way::push, *passes, enough, [&] { return sum_.missing(worker); });
 }
 
 void AggregatorHalf::stop_regions() {
@@ -140,9 +139,9 @@ bool AggregatorHalf::fold() {
 
 // CLOSE lists which chunks of the worker counted, which chunks have a result and, for a lossy pull,
 // which results every worker must have.
-void AggregatorHalf::close() {
-  closed_ = true;
-  if (committed_) committed_->closed();
+void AggregatorHalf::send_close() {
+  close_sent_ = true;
+  if (committed_) committed_->seal();
   for (const auto& back : back_)
     if (PassSender* passes = back->passes()) passes->seal();
   const bool lossy = spec_.plan.pull == Pull::lossy;
@@ -153,7 +152,7 @@ void AggregatorHalf::close() {
   const Bitmap needed = lossy ? needed_results() : Bitmap();
   for (uint16_t w = 0; w < config_.workers; ++w) {
     if (w == config_.endpoint) {
-      own_->pull(config_.shard()).close(sum_.counted(w), applied, needed);
+      own_->pull(config_.shard()).on_close(sum_.counted(w), applied, needed);
       continue;
     }
     Body body;
@@ -189,12 +188,12 @@ bool AggregatorHalf::results_taken(std::span<const uint8_t> left) const {
 
 bool AggregatorHalf::commit(std::span<const uint8_t> left) {
   if (!committed_ || !results_taken(left)) return false;
-  const std::optional<Bitmap> applied = committed_->settled();
+  const std::optional<Bitmap> applied = committed_->decide();
   if (!applied) return false;
   Body body;
   body.put_bitmap(*applied);
   send(wire::Kind::commit, body.bytes());
-  if (own_) own_->pull(config_.shard()).commit(*applied);
+  if (own_) own_->pull(config_.shard()).on_commit(*applied);
   return true;
 }
 

@@ -67,9 +67,9 @@ class AggregatorHalf {
   bool summed() const {
     return sum_.all_final() && (spec_.plan.pull != Pull::lossy || sum_.all_opened());
   }
-  bool closed() const { return closed_; }
+  bool close_sent() const { return close_sent_; }
   // Sends CLOSE where the plan has it. The results that follow are all.
-  void close();
+  void send_close();
   // A result was lost. True when no worker needs it any more.
   bool withhold(uint32_t chunk);
   // Sends COMMIT once every worker has the results that are not withheld; true when it did. `left`:
@@ -79,7 +79,7 @@ class AggregatorHalf {
   bool results_taken(std::span<const uint8_t> left) const;
   // True when nothing follows but results that go again.
   bool ended() const {
-    return sum_.all_final() && closed_ && (config_.shard() != 0 || folded_) &&
+    return sum_.all_final() && close_sent_ && (config_.shard() != 0 || folded_) &&
            (!committed_ || committed_->over());
   }
   // What the results leave to this endpoint's residuals.
@@ -106,7 +106,7 @@ class AggregatorHalf {
   size_t passed_on_ = 0;               // finished chunks applied for the own worker
   size_t counted_ = 0;                 // finished chunks that wait for the others
   bool folded_ = false;
-  bool closed_ = false;
+  bool close_sent_ = false;
   std::optional<CommittedPull> committed_;  // of a committed pull
 };
 

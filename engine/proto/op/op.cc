@@ -203,7 +203,7 @@ bool Op::on_stop(uint16_t peer, wire::Kind kind, std::span<const uint8_t> payloa
 
 // Takes ENOUGH: the regions of which a worker needs no more results.
 bool Op::on_enough(uint16_t peer, std::span<const uint8_t> payload) {
-  if (!sums_for(peer) || !aggregator_->closed() || !on_stop(peer, wire::Kind::pull, payload))
+  if (!sums_for(peer) || !aggregator_->close_sent() || !on_stop(peer, wire::Kind::pull, payload))
     return false;
   out.changed = out.retires = true;
   return true;
@@ -242,7 +242,7 @@ bool Op::on_probe(uint16_t peer, const wire::Pass& pass) {
 bool Op::on_pass_answer(uint16_t peer, const wire::Header& header, const wire::Pass& pass,
                         std::span<const uint8_t> missing, Nanos now) {
   const bool push = pass.way == wire::Way::push;
-  if (!push && !aggregator_->closed()) return false;  // a worker cannot know what it misses
+  if (!push && !aggregator_->close_sent()) return false;  // a worker cannot know what it misses
   PassSender* const passes = sender(peer, push ? wire::Kind::push : wire::Kind::pull).passes();
   if (!passes) return false;
   if (header.common.kind == wire::Kind::bitmap) {
@@ -310,11 +310,11 @@ void Op::after_sum(Nanos now, uint16_t by) {
   aggregator_->stop_regions();
   aggregator_->pass_on(now);
   if (aggregator_->fold()) check(now);
-  if (aggregator_->sum().all_final() && !aggregator_->closed() && waits.pushed.value == 0)
+  if (aggregator_->sum().all_final() && !aggregator_->close_sent() && waits.pushed.value == 0)
     waits.pushed = {by, now - started};
   if (!aggregator_->summed()) return;
-  if (!aggregator_->closed()) {
-    aggregator_->close();
+  if (!aggregator_->close_sent()) {
+    aggregator_->send_close();
     try_commit(now);
   }
   check(now);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -12,6 +13,7 @@
 #include "proto/base/failure.h"
 #include "proto/base/message.h"
 #include "proto/op/op_report.h"
+#include "proto/push/passes.h"
 #include "wire/packet.h"
 
 namespace gradwire {
@@ -60,6 +62,23 @@ class Outbox {
     std::vector<uint8_t> payload(wire::kPassBytes);
     wire::write_pass(payload.data(), pass);
     frame(to, kind, std::move(payload));
+  }
+  // Answers the sender of passes: with STOP once it needs to send nothing more, else with the
+  // BITMAP of what is missing, if a PROBE has arrived. Packets that arrive after the STOP was sent
+  // report an outdated backlog, which would take credit from other senders.
+  template <class Missing>
+  void answer(uint16_t to, wire::Way way, PassReceiver& passes, bool enough, Missing&& missing) {
+    if (enough) satisfied.push_back(to);
+    if (passes.stopped()) return;
+    if (enough) {
+      pass(to, wire::Kind::stop, {way, passes.stop()});
+    } else if (passes.waiting()) {
+      std::array<uint8_t, wire::kPassBytes> prefix{};
+      wire::write_pass(prefix.data(), {way, passes.answer()});
+      Body body;
+      body.put_bitmap(missing());
+      message(to, wire::Kind::bitmap, body.bytes(), prefix);
+    }
   }
   // Other chunks than before wait for this peer, or for all.
   void recount(uint16_t peer) {

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "codec/codec.h"
-#include "proto/op/pass_answer.h"
 #include "proto/push/passes.h"
 #include "proto/push/push_sender.h"
 
@@ -95,7 +94,7 @@ void WorkerHalf::on_fold(const Fold& fold) {
 bool WorkerHalf::on_commit(uint16_t aggregator, wire::Reader& reader) {
   Bitmap committed(grid_.shards[aggregator].size());
   if (!read_bitmap(reader, committed)) return false;
-  pull_[aggregator].commit(std::move(committed));
+  pull_[aggregator].on_commit(std::move(committed));
   return true;
 }
 
@@ -108,7 +107,7 @@ bool WorkerHalf::on_close(uint16_t aggregator, wire::Reader& reader) {
   if (!read_bitmap(reader, counted) || !read_bitmap(reader, applied) ||
       !read_bitmap(reader, needed))
     return false;
-  pull.close(std::move(counted), std::move(applied), needed);
+  pull.on_close(std::move(counted), std::move(applied), needed);
   answer(aggregator);
   push_[aggregator]->finish();
   out_.recount(config_.aggregator_endpoint(aggregator));
@@ -121,7 +120,7 @@ void WorkerHalf::answer(uint16_t aggregator) {
   if (!ledger || !ledger->closed()) return;
   const uint16_t to = config_.aggregator_endpoint(aggregator);
   if (PassReceiver* passes = pull.passes())
-    return answer_pass(out_, to, wire::Way::pull, *passes, ledger->enough(),
+    return out_.answer(to, wire::Way::pull, *passes, ledger->enough(),
                        [&] { return ledger->missing(); });
   const std::vector<uint32_t> regions = ledger->take_enough();
   if (!regions.empty()) out_.list(to, wire::Kind::enough, regions);

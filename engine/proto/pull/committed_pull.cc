@@ -29,8 +29,8 @@ bool CommittedPull::lost(uint32_t chunk) {
   return true;
 }
 
-std::optional<Bitmap> CommittedPull::settled() {
-  if (over_ || !closed_) return std::nullopt;
+std::optional<Bitmap> CommittedPull::decide() {
+  if (over_ || !sealed_) return std::nullopt;
   over_ = true;
   Bitmap applied(withheld_.size());
   for (const uint32_t chunk : sum_.finished())

@@ -22,10 +22,10 @@ class CommittedPull {
   // A result was lost on its way to a worker. True when no worker needs it any more.
   bool lost(uint32_t chunk);
   // The sum is complete: no result follows.
-  void closed() { closed_ = true; }
+  void seal() { sealed_ = true; }
   // Every worker has the finished results that are not withheld. Returns the results that all
-  // apply, for COMMIT; only once, and not before closed().
-  std::optional<Bitmap> settled();
+  // apply, for COMMIT; only once, and not before seal().
+  std::optional<Bitmap> decide();
 
   bool withheld(uint32_t chunk) const { return withheld_.test(chunk - begin_); }
   // COMMIT has been decided.
@@ -38,7 +38,7 @@ class CommittedPull {
   uint32_t begin_;
   Bitmap withheld_;
   std::vector<uint64_t> elements_;  // by region: withheld
-  bool closed_ = false;
+  bool sealed_ = false;
   bool over_ = false;
 };
 

@@ -31,10 +31,10 @@ void PullLedger::arrived(uint32_t chunk) {
   region.arrived += grid_.length(chunk);
   if (!closed_) return;
   if (needed_.test(local)) --region.needed;
-  settle(grid_.region[chunk]);
+  judge(grid_.region[chunk]);
 }
 
-void PullLedger::close(const Bitmap& results, const Bitmap& needed) {
+void PullLedger::on_close(const Bitmap& results, const Bitmap& needed) {
   if (closed_) return;
   closed_ = true;
   results_ = results;
@@ -48,11 +48,11 @@ void PullLedger::close(const Bitmap& results, const Bitmap& needed) {
   for (uint32_t r = 0; r < regions_.size(); ++r) {
     if (regions_[r].enough) continue;
     regions_[r].losable = pull_losable(plan_, r, regions_[r].results);
-    settle(r);
+    judge(r);
   }
 }
 
-void PullLedger::settle(uint32_t index) {
+void PullLedger::judge(uint32_t index) {
   Region& region = regions_[index];
   if (region.enough || region.needed) return;
   if (region.arrived + region.losable < region.results) return;

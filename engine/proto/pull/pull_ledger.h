@@ -21,7 +21,7 @@ class PullLedger {
   // Counts a result that had not arrived before.
   void arrived(uint32_t chunk);
   // Handles CLOSE: which chunks have a result, and which results every worker must have.
-  void close(const Bitmap& results, const Bitmap& needed);
+  void on_close(const Bitmap& results, const Bitmap& needed);
 
   bool closed() const { return closed_; }
   // True when every region has enough; never before CLOSE.
@@ -39,7 +39,7 @@ class PullLedger {
     uint32_t needed = 0;  // critical results that have not arrived
     bool enough = true;   // a region without a chunk in the shard
   };
-  void settle(uint32_t region);
+  void judge(uint32_t region);
 
   const Plan& plan_;
   const Grid& grid_;

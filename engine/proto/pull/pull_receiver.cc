@@ -30,14 +30,14 @@ void PullReceiver::want(Bitmap wanted) {
   for (size_t i = 0; i < wanted_.size(); ++i) missing_ += wanted_.test(i) && !arrived_.test(i);
 }
 
-void PullReceiver::close(Bitmap counted, Bitmap applied, const Bitmap& needed) {
+void PullReceiver::on_close(Bitmap counted, Bitmap applied, const Bitmap& needed) {
   if (!std::exchange(awaits_close_, false)) return;
-  if (ledger_) ledger_->close(applied, needed);
+  if (ledger_) ledger_->on_close(applied, needed);
   counted_ = std::move(counted);
   if (wanted_.size() == 0) want(std::move(applied));  // COMMIT has not arrived
 }
 
-void PullReceiver::commit(Bitmap committed) {
+void PullReceiver::on_commit(Bitmap committed) {
   if (std::exchange(awaits_commit_, false)) want(std::move(committed));
 }
 

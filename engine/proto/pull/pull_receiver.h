@@ -30,9 +30,9 @@ class PullReceiver {
   bool has(uint32_t chunk) const { return arrived_.test(chunk - begin_); }
   // Handles CLOSE: which chunks of this worker counted, which chunks have a result and, for a
   // lossy pull, which results every worker must have.
-  void close(Bitmap counted, Bitmap applied, const Bitmap& needed);
+  void on_close(Bitmap counted, Bitmap applied, const Bitmap& needed);
   // Handles COMMIT: the results that all workers apply.
-  void commit(Bitmap committed);
+  void on_commit(Bitmap committed);
 
   // The wanted chunks that have not arrived. All of the shard is wanted until CLOSE or COMMIT.
   uint32_t missing() const { return missing_; }

@@ -45,7 +45,7 @@ void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos
     if (w.critical.set(local) && !w.counted.test(local)) ++w.regions[grid_.region[c]].critical_left;
   }
   if (worker == self_) accept_own(now);
-  if (rule_.applies()) close(CloseRule::Concerns::all, worker, now);
+  if (rule_.applies()) close_due(CloseRule::Concerns::all, worker, now);
 }
 
 // The own worker's chunks count as if they had arrived in the order in which it would send them. An
@@ -90,8 +90,8 @@ Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<con
   if (tail && !rule_.running(Clock::tail, worker)) last = rule_.start(Clock::tail, worker, now);
   const Added added = take(worker, local, payload, stashed);
   if (added == Added::counted) try_close(worker, grid_.region[chunk], now);
-  close(first, worker, now);
-  close(last, worker, now);
+  close_due(first, worker, now);
+  close_due(last, worker, now);
   return added;
 }
 
@@ -198,7 +198,7 @@ void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
 }
 
 // Closes the regions of one worker, or of all, whose time has come.
-void Aggregator::close(CloseRule::Concerns concerns, uint16_t worker, Nanos now) {
+void Aggregator::close_due(CloseRule::Concerns concerns, uint16_t worker, Nanos now) {
   if (concerns == CloseRule::Concerns::nobody) return;
   if (concerns == CloseRule::Concerns::worker) {
     if (worker_[worker].undecided == 0) return;
@@ -206,11 +206,11 @@ void Aggregator::close(CloseRule::Concerns concerns, uint16_t worker, Nanos now)
     return;
   }
   rule_.clear_timer();
-  for (uint16_t w = 0; w < workers_; ++w) close(CloseRule::Concerns::worker, w, now);
+  for (uint16_t w = 0; w < workers_; ++w) close_due(CloseRule::Concerns::worker, w, now);
 }
 
 void Aggregator::on_timer(Nanos now) {
-  if (rule_.applies() && now >= next_timer()) close(CloseRule::Concerns::all, 0, now);
+  if (rule_.applies() && now >= next_timer()) close_due(CloseRule::Concerns::all, 0, now);
 }
 
 bool Aggregator::forgive(uint16_t worker, uint32_t chunk) {

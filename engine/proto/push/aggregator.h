@@ -106,7 +106,7 @@ class Aggregator {
   void finish(uint32_t local);
   void accept_own(Nanos now);
   void try_close(uint16_t worker, uint32_t region, Nanos now);
-  void close(CloseRule::Concerns concerns, uint16_t worker, Nanos now);
+  void close_due(CloseRule::Concerns concerns, uint16_t worker, Nanos now);
 
   const Plan& plan_;
   const Grid& grid_;

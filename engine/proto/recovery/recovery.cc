@@ -74,7 +74,7 @@ void Recovery::acknowledge(SentPacket& packet, uint64_t before, Nanos now, Acked
   // A packet sent later overtook it, so packets are lost only after that time (RFC 8985 §6.2).
   if (packet.number < before) early_.add(largest_rtt_ - (now - packet.time), now);
   if (packet.state == SentPacket::State::lost) {
-    sent_.settle(packet, SentPacket::State::acked);
+    sent_.become(packet, SentPacket::State::acked);
     return;
   }
   if (packet.number > largest_acked_) {
@@ -83,7 +83,7 @@ void Recovery::acknowledge(SentPacket& packet, uint64_t before, Nanos now, Acked
   }
   acked.bytes += packet.bytes + kOverhead;
   if (packet.state == SentPacket::State::flight) acked.in_flight += packet.bytes;
-  sent_.settle(packet, SentPacket::State::acked);
+  sent_.become(packet, SentPacket::State::acked);
 }
 
 SentPacket* Recovery::in_flight(uint64_t number) {
@@ -92,7 +92,7 @@ SentPacket* Recovery::in_flight(uint64_t number) {
 }
 
 void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
-  sent_.settle(packet, why == Again::lost ? SentPacket::State::lost : SentPacket::State::probed);
+  sent_.become(packet, why == Again::lost ? SentPacket::State::lost : SentPacket::State::probed);
   lost.push_back({packet, why});
 }
 

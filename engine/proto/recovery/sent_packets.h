@@ -71,7 +71,7 @@ class SentPackets {
   // oldest() may appear.
   uint64_t open(uint64_t number) const { return open_.down_from(number); }
 
-  void settle(SentPacket& p, SentPacket::State state) {
+  void become(SentPacket& p, SentPacket::State state) {
     if (p.state == SentPacket::State::flight) --in_flight_;
     if (state == SentPacket::State::acked) open_.clear(p.number);
     p.state = state;

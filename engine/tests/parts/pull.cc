@@ -55,13 +55,14 @@ void bind_pull(nb::module_& module) {
           "close",
           [](PullReceiver& self, size_t size, const std::vector<uint32_t>& counted,
              const std::vector<uint32_t>& applied, const std::vector<uint32_t>& needed) {
-            self.close(to_bitmap(size, counted), to_bitmap(size, applied), to_bitmap(size, needed));
+            self.on_close(to_bitmap(size, counted), to_bitmap(size, applied),
+                          to_bitmap(size, needed));
           },
           "size"_a, "counted"_a, "applied"_a, "needed"_a = std::vector<uint32_t>{})
       .def(
           "commit",
           [](PullReceiver& self, size_t size, const std::vector<uint32_t>& committed) {
-            self.commit(to_bitmap(size, committed));
+            self.on_commit(to_bitmap(size, committed));
           },
           "size"_a, "committed"_a)
       .def("missing", &PullReceiver::missing)
@@ -81,7 +82,7 @@ void bind_pull(nb::module_& module) {
           "close",
           [](PullLedger& self, size_t size, const std::vector<uint32_t>& results,
              const std::vector<uint32_t>& needed) {
-            self.close(to_bitmap(size, results), to_bitmap(size, needed));
+            self.on_close(to_bitmap(size, results), to_bitmap(size, needed));
           },
           "size"_a, "results"_a, "needed"_a)
       .def("closed", &PullLedger::closed)
@@ -99,10 +100,10 @@ void bind_pull(nb::module_& module) {
           "plan"_a, "grid"_a, "aggregator"_a, "sum"_a, nb::keep_alive<1, 2>(),
           nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
       .def("lost", &CommittedPull::lost, "chunk"_a)
-      .def("closed", &CommittedPull::closed)
+      .def("closed", &CommittedPull::seal)
       .def("settled",
            [](CommittedPull& self) -> std::optional<std::vector<uint32_t>> {
-             const std::optional<Bitmap> applied = self.settled();
+             const std::optional<Bitmap> applied = self.decide();
              return applied ? std::optional(members(*applied)) : std::nullopt;
            })
       .def("withheld", &CommittedPull::withheld, "chunk"_a)

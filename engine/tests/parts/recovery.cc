@@ -122,7 +122,7 @@ void bind_recovery(nb::module_& module) {
       .def(
           "settle",
           [](SentPackets& self, uint64_t number, bool acked) {
-            self.settle(*self.find(number),
+            self.become(*self.find(number),
                         acked ? SentPacket::State::acked : SentPacket::State::probed);
           },
           "number"_a, "acked"_a)
