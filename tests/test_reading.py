@@ -26,7 +26,8 @@ GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "reading-a-
 
 
 def run(*arguments: object, status: int = 0, **environment: str) -> Any:
-    result = CliRunner().invoke(cli.app, list(map(str, arguments)), env=environment)
+    unfolded = {"COLUMNS": None, **environment}  # xdist sets it, and lines would be folded
+    result = CliRunner().invoke(cli.app, list(map(str, arguments)), env=unfolded)
     assert result.exit_code == status, result.output
     return result
 
@@ -398,6 +399,9 @@ def test_diff_tells_a_run_that_is_worse(tmp_path: Path) -> None:
     untrained = write(tmp_path / "untrained.jsonl", steps=100, agreed={"loss": 2.0})
     assert verdicts(a, untrained, 1) == ["training loss"]
     assert "worse: training loss" in run("diff", a, untrained, status=1).stdout
+    said = run("diff", a, slow, status=1).stdout
+    assert "all steps" in said
+    assert "longest step" in said
 
 
 def test_a_difference_within_chance_is_not_worse(tmp_path: Path) -> None:
@@ -415,7 +419,8 @@ def test_a_difference_within_chance_is_not_worse(tmp_path: Path) -> None:
 
 def test_diff_says_why_it_does_not_judge_the_loss(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.jsonl"), write(tmp_path / "b.jsonl", agreed={"loss": None})
-    assert "training loss: 1.571, then 1.571" in run("diff", a, a).stdout
+    (end,) = re.findall(r"([\d.]+) at the end", run("report", a).stdout)
+    assert f"training loss: {end}, then {end}" in run("diff", a, a).stdout
     for files in ((a, b), (b, b)):
         said = run("diff", *files).stdout
         assert "training loss: not recorded" in said

@@ -59,6 +59,8 @@ def compare(a: Run, b: Run, threshold: float) -> list[Measure]:
         _quantile("median step", 0.5, first, second, threshold),
         _quantile("90 % of steps within", 0.9, first, second, threshold),
         *_losses(a, b, threshold),
+        _beside("all steps", a, b, np.sum, lambda each: each.took_s, seconds),
+        _beside("longest step", a, b, np.max, lambda each: each.took_s, seconds),
         _beside("waiting, median", a, b, np.median, lambda each: each.waited_s, seconds),
         _beside("delivered", a, b, np.mean, lambda each: each.number("delivered", 1.0), share),
     ]
@@ -81,7 +83,10 @@ def _beside(
     value: Callable[[Record], float],
     words: Callable[[float], str],
 ) -> Measure:
-    own, other = (words(float(fold([value(each) for each in run.records]))) for run in (a, b))
+    found = ([value(each) for each in run.records] for run in (a, b))
+    own, other = (
+        words(float(fold([each for each in run if math.isfinite(each)]))) for run in found
+    )
     return Measure(name, own, other, math.nan, "not judged")
 
 
@@ -118,7 +123,7 @@ def _losses(a: Run, b: Run, threshold: float) -> list[Measure]:
             note = f"not recorded{'' if len(lacking) == 2 else ' ' + lacking[0]}"
             note += "; the script gives it by attachment.loss(loss)"
         return [Measure("training loss", "", "", math.nan, "not judged", note)]
-    last = common[-max(FEWEST, len(common) // 10) :]
+    last = common[-max(1, len(common) // 10) :]
     own, other = (float(np.mean([losses[step] for step in last])) for losses in known)
     change = other / own - 1 if own > 0 else math.nan  # a ratio to less says nothing
     worse: Verdict = "worse" if change > threshold else "no worse"

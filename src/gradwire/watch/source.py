@@ -270,8 +270,8 @@ def _none(asked: str | None, own: int, meant: Sequence[Address], found: Sequence
     jobs = ", ".join(sorted({each.job for each in found if each.uid == own}))
     more = f"; there are {jobs}" if jobs else ""
     return (
-        f"{what}{more}: run it on a host of the job, and inside its container, as the job's user. "
-        "A job of one worker has no network to show"
+        f"{what}{more}: run it on a host of the job, and inside its container, as the job's user, "
+        "once it has called attach. A job of one worker has no network to show"
     )
 
 
