@@ -38,6 +38,8 @@ constexpr double kHeld = 0.7;
 constexpr Nanos kPatience = 1 * kSecond;
 }  // namespace
 
+LossLaw::LossLaw(double evidence) : evidence_(evidence), pause_(kFirstPause) {}
+
 double LossLaw::pace() const {
   return trying_ && before_ >= kHeavyLoss ? 1.0 - before_ : 1.0;
 }

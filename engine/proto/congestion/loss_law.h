@@ -20,7 +20,7 @@ namespace gradwire {
 class LossLaw {
  public:
   // `evidence`: the packets that are lost, or expected to be in a trial, before it is judged.
-  explicit LossLaw(double evidence) : evidence_(evidence) {}
+  explicit LossLaw(double evidence);
 
   // The share of the wanted queue, and of the pace above BtlBw, that the network has shown to bear.
   double room() const { return room_; }
@@ -77,9 +77,9 @@ class LossLaw {
   bool settling_ = false;  // losses may still be those of before a change
 
   Nanos heavy_since_ = 0;
-  Nanos own_until_ = 0;               // losses are known to be this end's own
-  Nanos again_ = 0;                   // when the next trial may begin, after one that was of no use
-  Nanos pause_ = 500 * kMillisecond;  // until then
+  Nanos own_until_ = 0;  // losses are known to be this end's own
+  Nanos again_ = 0;      // when the next trial may begin, after one that was of no use
+  Nanos pause_;          // until then
 
   // Since the last judgement.
   Nanos start_ = 0;
