@@ -50,6 +50,7 @@ nb::dict link_counters(const sim::Link& link, Nanos now) {
   out["reordered"] = counters.reordered;
   out["duplicated"] = counters.duplicated;
   out["garbage"] = counters.garbage;
+  out["corrupted"] = counters.corrupted;
   out["dropped_long"] = counters.dropped_long;
   out["dropped_policer"] = counters.dropped_policer;
   out["cross_packets"] = counters.cross_packets;
@@ -191,17 +192,19 @@ void bind_fabric(nb::module_& module) {
           "__init__",
           [](sim::LinkOptions* self, double rate, int64_t delay, uint64_t queue_bytes, double loss,
              double loss_burst, double reorder, int64_t reorder_delay, double duplicate,
-             double garbage, double flip, uint64_t ecn_bytes, bool bleach, bool drop_ect,
-             uint32_t longest, double police_rate, uint64_t police_burst) {
-            new (self) sim::LinkOptions(checked_link(
-                {rate, delay, queue_bytes, loss, loss_burst, reorder, reorder_delay, duplicate,
-                 garbage, flip, ecn_bytes, bleach, drop_ect, longest, police_rate, police_burst}));
+             double garbage, double flip, double corrupt, uint64_t ecn_bytes, bool bleach,
+             bool drop_ect, uint32_t longest, double police_rate, uint64_t police_burst) {
+            new (self) sim::LinkOptions(
+                checked_link({rate, delay, queue_bytes, loss, loss_burst, reorder, reorder_delay,
+                              duplicate, garbage, flip, corrupt, ecn_bytes, bleach, drop_ect,
+                              longest, police_rate, police_burst}));
           },
           nb::kw_only(), "rate"_a = 125e6, "delay_ns"_a = 20 * kMicrosecond,
           "queue_bytes"_a = 256 << 10, "loss"_a = 0.0, "loss_burst"_a = 1.0, "reorder"_a = 0.0,
           "reorder_delay_ns"_a = 100 * kMicrosecond, "duplicate"_a = 0.0, "garbage"_a = 0.0,
-          "flip"_a = 0.0, "ecn_bytes"_a = 0, "bleach"_a = false, "drop_ect"_a = false,
-          "longest"_a = 0, "police_rate"_a = 0.0, "police_burst"_a = 64 << 10);
+          "flip"_a = 0.0, "corrupt"_a = 0.0, "ecn_bytes"_a = 0, "bleach"_a = false,
+          "drop_ect"_a = false, "longest"_a = 0, "police_rate"_a = 0.0,
+          "police_burst"_a = 64 << 10);
   nb::class_<Fabric>(module, "Fabric", "Endpoints in virtual time on one switch.")
       .def(
           "__init__",
@@ -295,9 +298,27 @@ void bind_fabric(nb::module_& module) {
           [](Fabric& f, int64_t host, double ppm) { f.set_clock(known_host(f, host), ppm); },
           "host"_a, "ppm"_a)
       .def(
+          "jump_clock",
+          [](Fabric& f, int64_t host, int64_t by) { f.jump_clock(known_host(f, host), by); },
+          "host"_a, "by_ns"_a)
+      .def(
           "pause", [](Fabric& f, int64_t host) { f.pause(known_host(f, host)); }, "host"_a)
       .def(
-          "resume", [](Fabric& f, int64_t host) { f.resume(known_host(f, host)); }, "host"_a)
+          "resume",
+          [](Fabric& f, int64_t host, bool stood) { f.resume(known_host(f, host), stood); },
+          "host"_a, "clock_stood"_a = false)
+      .def(
+          "restart",
+          [](Fabric& f, int64_t host, uint32_t session) {
+            f.restart(known_host(f, host), session);
+          },
+          "host"_a, "session"_a)
+      .def(
+          "cut",
+          [](Fabric& f, int64_t from, int64_t to, bool cut) {
+            f.set_cut(known_host(f, from), known_host(f, to), cut);
+          },
+          "source"_a, "destination"_a, "cut"_a = true)
       .def(
           "kill", [](Fabric& f, int64_t host) { f.kill(known_host(f, host)); }, "host"_a)
       .def(

@@ -57,7 +57,7 @@ void Fabric::check_train(uint16_t host, const Train& train) {
 void Fabric::check_datagram(uint16_t host, uint16_t destination, std::span<const uint8_t> bytes) {
   const auto common = wire::read_common(bytes);
   if (!common || common->version != wire::kVersion || common->source != host ||
-      common->session != options_.endpoint.session) {
+      common->session != hosts_[host].session) {
     violate("endpoint " + std::to_string(host) + " sent a datagram with a wrong common header");
     return;
   }
@@ -75,6 +75,7 @@ void Fabric::check_datagram(uint16_t host, uint16_t destination, std::span<const
             std::to_string(last));
   }
   last = number;
+  if (hosts_[host].session != options_.endpoint.session) return;
   if (header->common.kind == wire::Kind::push || header->common.kind == wire::Kind::pull) {
     check_payload(host, *header, bytes.subspan(wire::kHeaderBytes));
   }
@@ -98,6 +99,7 @@ void Fabric::check_passes(uint16_t host, uint16_t destination, const wire::Heade
 void Fabric::note_bitmap(uint16_t host, uint16_t source, std::span<const uint8_t> bytes) {
   const auto common = wire::read_common(bytes);
   if (!common || common->kind != wire::Kind::bitmap) return;
+  if (common->session != options_.endpoint.session) return;
   const auto header = wire::read_header(bytes);
   if (header) passes_.bitmap_arrived(host, source, *header, bytes.subspan(wire::kHeaderBytes));
 }
@@ -119,19 +121,25 @@ void Fabric::check_payload(uint16_t host, const wire::Header& header,
 void Fabric::check_op(uint64_t op) {
   // With flipped bits any value may result, so results are not checked.
   if (options_.link.flip > 0.0) return;
-  const std::vector<uint32_t>& slots = by_op_[op];
   std::vector<Outcome> outcomes;
-  for (const uint32_t slot : slots) {
+  std::vector<size_t> ended;  // just now
+  for (const uint32_t slot : by_op_[op]) {
     if (slot >= runs_.size()) continue;
     const Run& run = runs_[slot];
     if (!run.done || run.report.failure) continue;
     outcomes.push_back(
         {&run.spec.plan, &run.spec.critical, &run.spec.stats, &run.input, &run.data, &run.report});
     if (run.finished_at != now_) continue;
+    ended.push_back(outcomes.size() - 1);
     const std::string wrong = check_worker(outcomes.back(), options_.endpoint);
     if (!wrong.empty()) {
       violate("rank " + std::to_string(run.worker) + ", " + op_name(op) + ": " + wrong);
     }
+  }
+  for (const size_t i : ended) {
+    if (outcomes.size() == 1) break;
+    const std::string wrong = check_replicas(outcomes[i], outcomes[i == 0 ? 1 : 0]);
+    if (!wrong.empty()) violate(op_name(op) + ": a rank " + wrong + " than another");
   }
   if (outcomes.size() != options_.workers || !violations_.empty()) return;
   const std::string wrong = sim::check_op(outcomes, options_.endpoint);

@@ -43,9 +43,8 @@ Fabric::Fabric(const FabricOptions& options) : options_(options), random_(option
   queue_ = EventQueue(2 * size_t{count});
   parted_.assign(size_t{count} * count, false);
   for (uint16_t i = 0; i < count; ++i) {
-    EndpointConfig config = options_.endpoint;
-    config.endpoint = i;
     Host& host = hosts_[i];
+    host.session = options_.endpoint.session;
     if (options.beside) {
       host.up = options.beside->hosts_[i].up;
       host.down = options.beside->hosts_[i].down;
@@ -53,11 +52,20 @@ Fabric::Fabric(const FabricOptions& options) : options_(options), random_(option
       host.up = std::make_shared<Link>(options.link, random_.next());
       host.down = std::make_shared<Link>(options.link, random_.next());
     }
-    host.packet_numbers.assign(count, 0);
-    host.endpoint = std::make_unique<Endpoint>(config, now_);
-    push(now_, Event::Kind::timer, i);
-    host.timer_at = now_;
+    make_endpoint(i);
   }
+}
+
+void Fabric::make_endpoint(uint16_t index) {
+  Host& host = hosts_[index];
+  EndpointConfig config = options_.endpoint;
+  config.endpoint = index;
+  config.session = host.session;
+  host.packet_numbers.assign(hosts_.size(), 0);
+  host.endpoint = std::make_unique<Endpoint>(config, local(host, now_));
+  host.timer_for = kNever;
+  host.timer_at = now_;
+  push(now_, Event::Kind::timer, index);
 }
 
 Fabric::~Fabric() = default;
@@ -95,26 +103,43 @@ void Fabric::set_clock(uint16_t host, double ppm) {
 }
 
 Nanos Fabric::local(const Host& host, Nanos time) {
-  return time + std::llround(host.clock * static_cast<double>(time));
+  return time + std::llround(host.clock * static_cast<double>(time)) + host.ahead;
 }
 
 // The first instant at which a host's clock shows `time`.
 Nanos Fabric::from_local(const Host& host, Nanos time) {
-  auto there = static_cast<Nanos>(static_cast<double>(time) / (1.0 + host.clock));
+  auto there = static_cast<Nanos>(static_cast<double>(time - host.ahead) / (1.0 + host.clock));
   while (local(host, there) < time) ++there;
   return there;
 }
 
-void Fabric::pause(uint16_t host) {
-  hosts_.at(host).paused = true;
+void Fabric::jump_clock(uint16_t host, Nanos by) {
+  if (by < 0) throw std::invalid_argument("jump_clock: a monotonic clock never goes back");
+  Host& h = hosts_.at(host);
+  h.ahead += by;
+  h.timer_at = h.timer_for = kNever;
+  if (!h.dead && !h.paused) schedule_timer(host);
 }
 
-void Fabric::resume(uint16_t host) {
+void Fabric::pause(uint16_t host) {
+  Host& h = hosts_.at(host);
+  if (!h.paused) h.paused_at = now_;
+  h.paused = true;
+}
+
+void Fabric::resume(uint16_t host, bool stood) {
   Host& h = hosts_.at(host);
   if (!h.paused) return;
   h.paused = false;
+  if (stood) {
+    h.ahead -= local(h, now_) - local(h, h.paused_at);
+    for (Arrived& arrived : h.ring) arrived.time = now_;  // its network stood still as well
+    h.timer_at = h.timer_for = kNever;
+  }
   h.wake_due = true;
   push(now_, Event::Kind::wake, host);
+  for (const uint32_t run : h.asked) push(now_, Event::Kind::start, run);
+  h.asked.clear();
 }
 
 void Fabric::kill(uint16_t host) {
@@ -122,8 +147,39 @@ void Fabric::kill(uint16_t host) {
   if (h.dead) return;
   h.dead = true;
   for (const Run& run : runs_) {
-    if (run.worker == host && !run.done) --open_runs_;
+    if (run.worker == host && !run.done && !run.over) --open_runs_;
   }
+}
+
+void Fabric::restart(uint16_t host, uint32_t session) {
+  Host& h = hosts_.at(host);
+  if (session == h.session) throw std::invalid_argument("restart: a new process has a new session");
+  if (session != options_.endpoint.session) end_session();
+  options_.endpoint.session = h.session = session;
+  for (const Arrived& arrived : h.ring) free_unit(arrived.unit);
+  h.ring.clear();
+  h.ring_bytes = 0;
+  h.busy_until = now_;
+  h.dead = h.paused = h.closed = h.wake_due = false;
+  h.failure.clear();
+  h.asked.clear();
+  make_endpoint(host);
+}
+
+// Ends the ops of all hosts. Endpoints of the old session go on until they are started anew, and
+// nothing is expected of them any more.
+void Fabric::end_session() {
+  violations();  // compares their buffers once more
+  for (Run& run : runs_) run.over = true;
+  open_runs_ = 0;
+  by_op_.clear();
+  payloads_.clear();
+  passes_ = {};
+}
+
+void Fabric::set_cut(uint16_t from, uint16_t to, bool cut) {
+  static_cast<void>(hosts_.at(to));
+  parted_.at(size_t{from} * hosts_.size() + to) = cut;
 }
 
 void Fabric::set_partition(uint16_t a, uint16_t b, bool parted) {
@@ -337,9 +393,9 @@ Nanos Fabric::lateness() {
 
 void Fabric::begin(Run& run) {
   Host& host = hosts_[run.worker];
-  if (host.dead) return;
+  if (host.dead || run.over) return;
   if (host.paused) {  // the caller of start() is suspended too
-    push(now_ + kMillisecond, Event::Kind::start, by_op_[run.spec.op][run.worker]);
+    host.asked.push_back(by_op_[run.spec.op][run.worker]);
     return;
   }
   run.begun = true;
@@ -357,6 +413,7 @@ void Fabric::take_event(uint16_t index, gradwire::Event& event) {
   Host& host = hosts_[index];
   switch (event.type) {
     case gradwire::Event::Type::op_done: {
+      if (host.session != options_.endpoint.session) break;
       const auto found = by_op_.find(event.report.op);
       const uint32_t slot =
           found == by_op_.end() || index >= options_.workers ? kNoRun : found->second[index];

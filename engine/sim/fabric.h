@@ -92,9 +92,19 @@ class Fabric {
   const TcpFlowCounters& flow(size_t index) const { return flows_.at(index).flow.counters; }
   // Makes a host's clock run faster by `ppm` millionths; before the first event only.
   void set_clock(uint16_t host, double ppm);
+  // Sets a host's clock forward, as the move of a virtual machine does. A monotonic clock never
+  // goes back.
+  void jump_clock(uint16_t host, Nanos by);
   void pause(uint16_t host);  // the process is suspended; its socket buffer fills
-  void resume(uint16_t host);
+  // `stood`: its clock stood still meanwhile, as that of a virtual machine does.
+  void resume(uint16_t host, bool stood = false);
   void kill(uint16_t host);  // the process ends without BYE
+  // Starts the process of a host anew, as a member of another session: the launcher starts the
+  // whole job again, each host at its own time. The first such start of a session ends the ops of
+  // the session before, whose results are gone; packets under way stay.
+  void restart(uint16_t host, uint32_t session);
+  // Drops what `from` sends to `to`, from now on or no longer.
+  void set_cut(uint16_t from, uint16_t to, bool cut);
   void set_partition(uint16_t a, uint16_t b, bool parted);
   // Delivers a forged datagram to `destination` in the name of `source`.
   void inject(uint16_t source, uint16_t destination, std::span<const uint8_t> bytes);
@@ -143,6 +153,7 @@ class Fabric {
     uint32_t packets;
     uint32_t trace;  // trace index of its first datagram
     uint8_t ecn;
+    bool corrupt;  // the kernel of the receiving host drops it
     std::vector<uint8_t> bytes;
   };
   using Event = EventQueue::Event;
@@ -161,7 +172,11 @@ class Fabric {
     Nanos timer_at = kNever;   // the earliest timer event in the queue …
     Nanos timer_for = kNever;  // … and the timer that it is for
     Nanos busy_until = 0;      // the end of a send call
-    double clock = 0;          // what its clock gains in a nanosecond
+    double clock = 0;          // what its clock gains in a nanosecond …
+    Nanos ahead = 0;           // … and by how much it has been set
+    Nanos paused_at = 0;
+    std::vector<uint32_t> asked;  // runs to start when the process goes on, in order
+    uint32_t session = 0;
     Nanos stepped_at = -1;
     uint32_t steps_at_once = 0;
     bool wake_due = false;
@@ -178,6 +193,7 @@ class Fabric {
     std::vector<float> data;
     bool begun = false;
     bool done = false;
+    bool over = false;  // of an earlier session
     OpReport report;
     uint64_t result = 0;  // fingerprint of `data` when it was reported
     Nanos finished_at = kNever;
@@ -217,6 +233,8 @@ class Fabric {
   void take_arrived(Host& host);
   void schedule_timer(uint16_t host);
   Nanos lateness();
+  void make_endpoint(uint16_t host);
+  void end_session();
   static Nanos local(const Host& host, Nanos time);
   static Nanos from_local(const Host& host, Nanos time);
   void begin(Run& run);

@@ -26,7 +26,7 @@ std::string LinkOptions::validate() const {
   if (!(loss_burst >= 1.0)) return "loss_burst: a run of losses has at least one packet";
   for (const auto& text :
        {share("loss", loss), share("reorder", reorder), share("duplicate", duplicate),
-        share("garbage", garbage), share("flip", flip)}) {
+        share("garbage", garbage), share("flip", flip), share("corrupt", corrupt)}) {
     if (!text.empty()) return text;
   }
   if (loss_burst > 1.0 && !runs_possible(loss, loss_burst)) {

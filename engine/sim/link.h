@@ -24,6 +24,9 @@ struct LinkOptions {
   // The share of packets in which random bits are flipped, as if the UDP checksum had missed it. It
   // must cause neither a crash nor an endless wait.
   double flip = 0.0;
+  // The share of packets with flipped bits that the UDP checksum finds: they cross the link and the
+  // receiving host's kernel drops them.
+  double corrupt = 0.0;
   uint64_t ecn_bytes = 0;  // ECT packets that find more waiting get CE; 0: none
   bool bleach = false;     // clears the ECN field of all packets
   bool drop_ect = false;   // loses all ECT packets
@@ -46,6 +49,7 @@ struct LinkCounters {
   uint64_t reordered = 0;
   uint64_t duplicated = 0;
   uint64_t garbage = 0;
+  uint64_t corrupted = 0;
   uint64_t cross_packets = 0;
   uint64_t cross_dropped = 0;
   uint64_t max_queue_bytes = 0;

@@ -11,6 +11,7 @@ namespace gradwire::sim {
 uint32_t Fabric::new_unit() {
   const uint32_t unit = unused_unit();
   units_[unit].ecn = kNotEct;
+  units_[unit].corrupt = false;
   return unit;
 }
 
@@ -116,6 +117,10 @@ void Fabric::cross(uint32_t unit, uint16_t host, Direction direction) {
       bytes[link.random.below(bytes.size())] ^= static_cast<uint8_t>(1 << link.random.below(8));
     }
   }
+  if (link.random.chance(options.corrupt)) {
+    link.counters.corrupted += packets;
+    units_[unit].corrupt = true;
+  }
   push(at, next, unit, static_cast<uint16_t>(2 * host + up));
 }
 
@@ -126,6 +131,7 @@ void Fabric::send_garbage(uint32_t unit, Link& link, Nanos at) {
   std::vector<uint8_t>& bytes = units_[fake].bytes;
   bytes.resize(std::min<size_t>(bytes.size(), units_[fake].segment));
   units_[fake].packets = 1;
+  units_[fake].corrupt = false;
   switch (link.random.below(6)) {
     case 0:  // cut short, in its header
       bytes.resize(link.random.below(wire::kCommonBytes + 4));
@@ -166,6 +172,11 @@ void Fabric::at_host(uint32_t unit) {
   const size_t bytes = units_[unit].bytes.size();
   if (!reachable(units_[unit].source, index)) {
     set_fate(units_[unit], TraceEntry::Fate::unreachable);
+    free_unit(unit);
+    return;
+  }
+  if (units_[unit].corrupt) {
+    set_fate(units_[unit], TraceEntry::Fate::loss);
     free_unit(unit);
     return;
   }

@@ -52,6 +52,10 @@ OWN = {
         "gradwire.reading.command:why",
         "Say in five lines why a step was slow, as far as the records tell.",
     ),
+    "sim": (
+        "gradwire.sim.fuzz.command",
+        "Search for faults of the engine by seeds: whole jobs in virtual time.",
+    ),
 }
 """The product's commands: the module (and its app, unless that is `app`) and the line of help."""
 

@@ -48,6 +48,8 @@ class Link:
         duplicate: Share of packets that arrive twice.
         garbage: Share of packets that are followed by an invalid datagram.
         flip: Share of packets with flipped bits, as if the UDP checksum had not noticed.
+        corrupt: Share of packets with flipped bits that the receiving host drops by the UDP
+            checksum.
         ecn: Bytes in the queue above which arriving ECT packets are marked CE (RFC 3168); 0 for
             no marks.
         bleach: Whether the ECN field of all packets is cleared.
@@ -72,6 +74,7 @@ class Link:
     duplicate: float = 0.0
     garbage: float = 0.0
     flip: float = 0.0
+    corrupt: float = 0.0
     ecn: int = 0
     bleach: bool = False
     drop_ect: bool = False
@@ -259,7 +262,7 @@ class Fabric:
         """
         done = self._core.run(_ns(until), until_done)
         if check:
-            self._check()
+            self.check()
         return done
 
     def run_beside(self, other: Fabric, until: float, *, check: bool = True) -> None:
@@ -275,10 +278,11 @@ class Fabric:
         """
         self._core.run_beside(other._core, _ns(until))
         if check:
-            self._check()
-            other._check()
+            self.check()
+            other.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises BrokenInvariantError where a check has failed; compares finished results again."""
         if broken := self._core.violations():
             raise BrokenInvariantError("\n".join(broken))
 
@@ -365,9 +369,34 @@ class Fabric:
         """Stops the process of a host; its socket buffer fills."""
         self._core.pause(host)
 
-    def resume(self, host: int) -> None:
-        """Continues the process of a host."""
-        self._core.resume(host)
+    def resume(self, host: int, *, clock_stood: bool = False) -> None:
+        """Continues the process of a host.
+
+        Args:
+            host: The host.
+            clock_stood: Whether its clock stood still, as that of a suspended virtual machine.
+        """
+        self._core.resume(host, clock_stood)
+
+    def jump_clock(self, host: int, seconds: float) -> None:
+        """Sets a host's clock forward, as the move of a virtual machine to another host does."""
+        self._core.jump_clock(host, _ns(seconds))
+
+    def restart(self, host: int, session: int) -> None:
+        """Starts the process of a host anew, in another session than the one it was in.
+
+        The first call with a session's tag begins the job anew: ops are numbered from 0 again, and
+        those of the session before, with their results, are forgotten. Packets under way stay.
+
+        Args:
+            host: The host.
+            session: Session tag, the same for all hosts of the new job.
+        """
+        self._core.restart(host, session)
+
+    def cut(self, source: int, destination: int, cut: bool = True) -> None:
+        """Drops all packets from one host to another from now on, or ends that."""
+        self._core.cut(source, destination, cut)
 
     def kill(self, host: int) -> None:
         """Ends a host without a message to its peers."""

@@ -158,6 +158,8 @@ class Job:
         dtype: Type of the gradients and results.
         optimizer: As for `gradwire.attach`.
         number: The attachment's number.
+        fabric: The network, for these ranks and servers; None for one of `link`, `datagram` and
+            `seed`.
         options: As for `gradwire.attach`.
 
     Attributes:
@@ -185,11 +187,14 @@ class Job:
         dtype: torch.dtype = torch.float32,
         optimizer: Given = None,
         number: int = 0,
+        fabric: Fabric | None = None,
         **options: Any,
     ) -> None:
         self.world = world
         self._dtype = dtype
-        self.fabric = Fabric(world, servers=servers, link=link, seed=seed, datagram_bytes=datagram)
+        self.fabric = fabric or Fabric(
+            world, servers=servers, link=link, seed=seed, datagram_bytes=datagram
+        )
         self.engines = [VirtualEngine(self.fabric, rank) for rank in range(world)]
         model = tensors if isinstance(tensors, torch.nn.Module) else model_of(tensors)
         known = dict(model.named_parameters())
