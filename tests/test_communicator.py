@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from gradwire._engine import TAG_BYTES
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
 from gradwire.core.plan import CloseStep, TransferPlan, mix_seed
 from gradwire.core.regions import Region
@@ -56,7 +57,8 @@ class Team:
         self.world = world
         self.store = dist.HashStore() if store is None else store
         # Tests count chunks, which loopback's datagrams would make longer.
-        limits = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, "datagram": 1472}
+        limits = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20}
+        limits["datagram"] = 1472 + TAG_BYTES
         self.config = {**limits, **settings}
         self.own = own or {}
         self.ranks = ranks

@@ -52,7 +52,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 ENGINE_LAYERS = {"binding": 7, "lab": 6, "io": 5, "sim": 5, "proto": 4}
-ENGINE_LAYERS |= {"reduce": 3, "codec": 2, "wire": 1}
+ENGINE_LAYERS |= {"reduce": 3, "codec": 2, "seal": 2, "wire": 1}
 # Inside proto: what each part may include beside itself. What stands last wires the others.
 PROTO_ROOMS = {
     "base": (),
@@ -71,7 +71,7 @@ PROTO_ROOMS["endpoint"] = tuple(PROTO_ROOMS)
 # sources, threads.
 IMPURE = re.compile(
     r"^(chrono|random|thread|mutex|future|condition_variable|ctime|time\.h|unistd\.h|poll\.h"
-    r"|sys/(?!types\.h|mman\.h).*|netinet/.*|arpa/.*|net/.*|linux/.*|pthread\.h|netdb\.h)$"
+    r"|sys/(?!types\.h|mman\.h|auxv\.h).*|netinet/.*|arpa/.*|net/.*|linux/.*|pthread\.h|netdb\.h)$"
 )
 # Fields of one class in proto, with those of its bases: more are two classes.
 MOST_FIELDS = 20

@@ -473,7 +473,8 @@ def test_a_file_store_that_may_be_written_is_opened(tmp_path: Path) -> None:
 def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again() -> None:
     """They met, and the worker was gone before the engines were open."""
     store = dist.HashStore()
-    settings = Settings.build({"route": "server", "rendezvous_timeout": 20}, environment={})
+    options = {"route": "server", "rendezvous_timeout": 20, "auth": "none"}
+    settings = Settings.build(options, environment={})
     found: list[object] = []
     server = threading.Thread(
         target=lambda: found.append(serve(store, workers=1, index=0, settings=settings))
@@ -487,7 +488,7 @@ def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again
             PROTOCOL_VERSION,
             (LocalAddress("127.0.0.1"),),
             identity=host_identity(),
-            configuration={"route": "server", "servers": 1, "workers": 1},
+            configuration={"route": "server", "servers": 1, "workers": 1, "auth": "none"},
             session=1,
         ),
     )

@@ -68,6 +68,7 @@ SECTIONS = {
         "ecn",
         "min_bytes",
     ),
+    "Who may speak": ("auth", "key", "key_file"),
     "Limits of time and memory": (
         "rendezvous_timeout",
         "peer_timeout",
@@ -94,6 +95,9 @@ MORE = {
     "interface": "[several hosts](../guides/several-hosts.md#which-network)",
     "port": "[firewalls and MTU](../guides/firewalls-and-mtu.md#ports)",
     "datagram": "[firewalls and MTU](../guides/firewalls-and-mtu.md#mtu)",
+    "auth": "[security model](../security-model.md)",
+    "key": "[security model](../security-model.md)",
+    "key_file": "[security model](../security-model.md)",
     "dscp": "[firewalls and MTU](../guides/firewalls-and-mtu.md#marks-and-priorities)",
     "peer_timeout": "[how long gradwire waits]"
     "(../guides/when-something-goes-wrong.md#how-long-gradwire-waits)",

@@ -16,6 +16,7 @@
 #include "codec/codec.h"
 #include "proto/base/time.h"
 #include "proto/endpoint/endpoint.h"
+#include "seal/secrets.h"
 
 namespace gradwire::binding {
 
@@ -83,6 +84,9 @@ uint64_t checked_id(uint64_t op, uint64_t lane);
 // Takes up to eight numbers; the others are 0.
 Stats to_stats(const std::vector<double>& values);
 
+// Raises ValueError for another length.
+seal::Secret to_secret(const nb::bytes& bytes);
+
 void add_counters(nb::dict& into, const Counters& counters);
 
 void bind_plan(nb::module_& module);
@@ -91,5 +95,6 @@ void bind_chunks(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_fabric(nb::module_& module);
 void bind_interfaces(nb::module_& module);
+void bind_seal(nb::module_& module);
 
 }  // namespace gradwire::binding

@@ -11,6 +11,7 @@
 
 #include "binding/binding.h"
 #include "binding/errors.h"
+#include "io/gate.h"
 #include "io/loop.h"
 #include "wire/packet.h"
 
@@ -44,9 +45,9 @@ io::DropOptions make_drop(double rate, double burst, uint64_t seed) {
 
 class Engine {
  public:
-  Engine(const EndpointConfig& config, const std::string& address, uint16_t port,
-         const io::DropOptions& drop)
-      : loop_(std::make_shared<io::Loop>(config, address, port)) {
+  Engine(const EndpointConfig& config, const io::Keys& keys, const std::string& address,
+         uint16_t port, const io::DropOptions& drop)
+      : loop_(std::make_shared<io::Loop>(config, keys, address, port)) {
     if (drop.rate > 0.0) loop_->set_drop(drop);
     std::erase_if(living(), [](const auto& weak) { return weak.expired(); });
     living().push_back(loop_);
@@ -117,12 +118,38 @@ class Engine {
   std::unordered_map<uint64_t, BucketArray> held_;
 };
 
+void require(bool right, const std::string& text) {
+  if (!right) throw nb::value_error(text.c_str());
+}
+
+// The two secrets of a peer, or None: of what goes there, and of what comes from there.
+using PeerSecrets = std::optional<std::pair<nb::bytes, nb::bytes>>;
+
+io::Keys make_keys(const std::string& auth, const std::string& cipher,
+                   const std::vector<PeerSecrets>& secrets, const EndpointConfig& config) {
+  io::Keys keys;
+  keys.mode = parse<seal::Mode>(
+      "auth", auth, std::array<std::string_view, 4>{"none", "headers", "whole", "secret"});
+  keys.cipher = parse<seal::Cipher>(
+      "cipher", cipher, std::array<std::string_view, 2>{"aes-128-gcm", "chacha20-poly1305"});
+  if (keys.mode == seal::Mode::none) return keys;
+  require(secrets.size() == config.endpoints(), "secrets: " + std::to_string(secrets.size()) +
+                                                    " for " + std::to_string(config.endpoints()) +
+                                                    " endpoints; one pair each, or None");
+  for (const PeerSecrets& pair : secrets) {
+    auto& out = keys.secrets.emplace_back();
+    if (pair) out.emplace(to_secret(pair->first), to_secret(pair->second));
+  }
+  for (uint16_t peer = 0; peer < config.endpoints(); ++peer) {
+    require(peer == config.endpoint || !config.talks_to(peer) || keys.secrets[peer],
+            "secrets: none for endpoint " + std::to_string(peer));
+  }
+  return keys;
+}
+
 EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
                            uint32_t datagram_bytes, int64_t peer_timeout, uint64_t memory_limit,
                            int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks) {
-  const auto require = [](bool right, const std::string& text) {
-    if (!right) throw nb::value_error(text.c_str());
-  };
   require(workers >= 1, "workers: at least 1 is needed");
   require(uint32_t{workers} + servers <= 65'535, "workers + servers: at most 65535 are allowed");
   require(endpoint < uint32_t{workers} + servers,
@@ -169,6 +196,8 @@ nb::dict counters_of(io::Loop& loop) {
   out["receive_truncated"] = snapshot.socket.truncated;
   out["receive_overflows"] = snapshot.socket.overflows;
   out["strangers"] = snapshot.strangers;
+  out["forged"] = snapshot.gate.forged;
+  out["replayed"] = snapshot.gate.replayed;
   out["injected_drops"] = snapshot.injected;
   out["wakeups"] = snapshot.wakeups;
   return out;
@@ -274,16 +303,20 @@ void bind_engine(nb::module_& module) {
           [](Engine* self, uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
              const std::string& address, uint16_t port, uint32_t datagram_bytes,
              int64_t peer_timeout, uint64_t memory_limit, double drop_rate, double drop_burst,
-             uint64_t drop_seed, int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks) {
+             uint64_t drop_seed, int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks,
+             const std::string& auth, const std::string& cipher,
+             const std::vector<PeerSecrets>& secrets) {
             const EndpointConfig config =
                 make_config(endpoint, workers, servers, session, datagram_bytes, peer_timeout,
                             memory_limit, dscp, ecn, ranks);
-            new (self) Engine(config, address, port, make_drop(drop_rate, drop_burst, drop_seed));
+            new (self) Engine(config, make_keys(auth, cipher, secrets, config), address, port,
+                              make_drop(drop_rate, drop_burst, drop_seed));
           },
           nb::kw_only(), "endpoint"_a, "workers"_a, "servers"_a, "session"_a, "address"_a,
           "port"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
           "memory_limit"_a = 0, "drop_rate"_a = 0.0, "drop_burst"_a = 1.0, "drop_seed"_a = 0,
-          "dscp"_a = 0, "ecn"_a = true, "ranks"_a = std::vector<uint32_t>{})
+          "dscp"_a = 0, "ecn"_a = true, "ranks"_a = std::vector<uint32_t>{}, "auth"_a = "none",
+          "cipher"_a = "aes-128-gcm", "secrets"_a = std::vector<PeerSecrets>{})
       .def_prop_ro("address",
                    [](Engine& engine) {
                      const io::Address& address = engine.loop().address();

@@ -29,4 +29,5 @@ NB_MODULE(_engine, module) {
   gradwire::binding::bind_engine(module);
   gradwire::binding::bind_fabric(module);
   gradwire::binding::bind_interfaces(module);
+  gradwire::binding::bind_seal(module);
 }

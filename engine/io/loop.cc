@@ -52,8 +52,12 @@ std::chrono::nanoseconds bounded(Nanos timeout) {
 }  // namespace
 
 struct Loop::Impl {
-  Impl(const EndpointConfig& wanted, const std::string& host, uint16_t port)
-      : config(wanted), socket(host, port, wanted.dscp), poller(socket.fd()), owner(::getpid()) {
+  Impl(const EndpointConfig& wanted, const Keys& keys, const std::string& host, uint16_t port)
+      : config(wanted),
+        gate(keys, wanted.session),
+        socket(host, port, wanted.dscp),
+        poller(socket.fd()),
+        owner(::getpid()) {
     // The kernel's figure includes its overhead per packet, which is up to twice the packet.
     config.receive_buffer = static_cast<uint32_t>(socket.features().receive_buffer) / 3;
     config.ecn = config.ecn && socket.features().ecn;
@@ -85,6 +89,7 @@ struct Loop::Impl {
   bool wait_for_work();
 
   EndpointConfig config;
+  Gate gate;
   Socket socket;
   Poller poller;
   const pid_t owner;
@@ -127,8 +132,8 @@ struct Loop::Impl {
 
 // -------------------------------------------------------------------- called by other threads
 
-Loop::Loop(const EndpointConfig& config, const std::string& host, uint16_t port)
-    : impl_(std::make_unique<Impl>(config, host, port)) {}
+Loop::Loop(const EndpointConfig& config, const Keys& keys, const std::string& host, uint16_t port)
+    : impl_(std::make_unique<Impl>(config, keys, host, port)) {}
 
 Loop::~Loop() {
   if (impl_->owner != ::getpid()) {
@@ -425,7 +430,9 @@ bool Loop::Impl::receive_batch() {
         ++counted.injected;
         continue;
       }
-      endpoint->receive(source->second, datagram, now, arrival, message.ecn);
+      const auto opened = gate.open(source->second, datagram);
+      if (opened.empty()) continue;
+      endpoint->receive(source->second, opened, now, arrival, message.ecn);
     }
   }
   endpoint->flush(monotonic_now());
@@ -436,6 +443,7 @@ bool Loop::Impl::receive_batch() {
 // left.
 bool Loop::Impl::send(HeldTrain& rest) {
   const uint64_t before = socket.counters().too_long;
+  gate.seal(train);
   const uint32_t taken = socket.send(addresses[train.destination], train, 0);
   if (socket.counters().too_long != before) refused(train);
   if (taken == train.count) return true;
@@ -479,6 +487,7 @@ void Loop::Impl::refused(const Train& long_train) {
 // `too_long`: the length of a datagram that the kernel has just refused; 0: none.
 void Loop::Impl::learn_limit(uint16_t peer, uint32_t too_long) {
   uint32_t bytes = socket.route_limit(addresses[peer]);
+  bytes -= std::min(bytes, gate.tag_bytes());
   if (too_long && (bytes == 0 || bytes >= too_long)) bytes = PathLimit::shorter(too_long);
   if (bytes) endpoint->limit(peer, bytes, monotonic_now());
 }
@@ -514,6 +523,7 @@ void Loop::Impl::hand_on_events() {
 
 void Loop::Impl::publish() {
   counted.socket = socket.counters();
+  counted.gate = gate.counters();
   counted.features = socket.features();
   if (endpoint) {
     counted.endpoint = endpoint->counters();
@@ -539,6 +549,7 @@ void Loop::Impl::tell_peers(const std::string& why) {
     for (uint16_t peer = 0; peer < config.endpoints(); ++peer) {
       if (peer == config.endpoint || !config.talks_to(peer)) continue;
       write_error(config, reported, peer, train);
+      gate.seal(train);
       socket.send(addresses[peer], train, 0);
     }
   }

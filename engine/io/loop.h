@@ -14,6 +14,7 @@
 
 #include "io/address.h"
 #include "io/drop.h"
+#include "io/gate.h"
 #include "io/socket.h"
 #include "proto/endpoint/endpoint.h"
 
@@ -25,6 +26,7 @@ struct Snapshot {
   std::vector<PeerState> peers;
   SocketCounters socket;
   Features features;
+  GateCounters gate;
   uint64_t strangers = 0;  // datagrams from unknown addresses
   uint64_t injected = 0;   // datagrams dropped by set_drop
   uint64_t wakeups = 0;
@@ -32,8 +34,9 @@ struct Snapshot {
 
 class Loop {
  public:
-  // Binds the socket. Throws std::system_error whose text has the address.
-  Loop(const EndpointConfig& config, const std::string& host, uint16_t port);
+  // Binds the socket. `config` has the length of datagrams without the tags that `keys` append.
+  // Throws std::system_error whose text has the address, and std::runtime_error without libcrypto.
+  Loop(const EndpointConfig& config, const Keys& keys, const std::string& host, uint16_t port);
   // Closes the engine. In a forked child, which has no engine thread, it does nothing.
   ~Loop();
   Loop(const Loop&) = delete;

@@ -51,7 +51,7 @@ class Socket {
   // Message is one received message: datagrams of `segment` bytes, the last may be shorter.
   struct Message {
     const Address* source;
-    std::span<const uint8_t> bytes;
+    std::span<uint8_t> bytes;
     size_t segment;
     Nanos arrival;  // CLOCK_MONOTONIC; 0 without a kernel timestamp
     uint8_t ecn;    // the codepoint that all datagrams of the message have

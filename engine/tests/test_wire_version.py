@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (9, "964379958765ede4")
+FORMATS = (10, "e262b07f3c0f0606")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
@@ -30,7 +30,7 @@ ENCODINGS = (
     ("topk", 0.1),
     ("half", 1.0),
 )
-CONTENTS = (9, "e7a4774a2ba91531")
+CONTENTS = (10, "e7a4774a2ba91531")
 """The version, and the fingerprint of encoded chunks and of plans."""
 
 

@@ -2,6 +2,8 @@
 //
 // A datagram is one packet. All packets start with the common header (8 bytes):
 //   u8 version | u8 kind | u16 source endpoint | u32 session
+// On its way between authenticated endpoints it has a number in place of the session, and a tag
+// behind (seal/seal.h).
 // Reliable packets (kind < ack) carry 20 bytes more and have a packet number of their own:
 //   u32 packet number | u32 send time, us | u32 op | u32 chunk or part | u16 backlog | u16 flags
 // Packet numbers and ids of ops have 64 bits and travel as their low 32 bits (RFC 9000,
@@ -19,10 +21,12 @@
 namespace gradwire::wire {
 
 // The protocol version. Every change of a packet's format or meaning raises it.
-inline constexpr uint8_t kVersion = 9;
+inline constexpr uint8_t kVersion = 10;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
-// Bytes: the smallest datagram size that a job or a path may have.
+inline constexpr size_t kNumberAt = 4;
+inline constexpr size_t kTagBytes = 16;
+// Bytes: the smallest datagram size that a job or a path may have, without a tag.
 inline constexpr size_t kMinDatagram = 256;
 // Bytes: the UDP payload of a jumbo frame (MTU 9,000 less 28 of IPv4 and UDP).
 inline constexpr size_t kMaxDatagram = 8972;

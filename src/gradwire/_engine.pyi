@@ -10,6 +10,7 @@ from gradwire.core.errors import Cause
 PROTOCOL_VERSION: int
 DEFAULT_MEMORY_LIMIT: int
 HEADER_BYTES: int
+TAG_BYTES: int
 CAUSES: list[Cause]
 
 class Plan:
@@ -250,6 +251,9 @@ class Engine:
         dscp: int = 0,  # for datagrams to which no plan gives another
         ecn: bool = True,  # ECT(0) on acknowledged packets, where kernel and path carry it
         ranks: Sequence[int] = (),  # the workers' ranks in texts; empty for 0, 1, 2, …
+        auth: str = "none",  # or "headers", "whole", "secret": what of a datagram its tag covers
+        cipher: str = "aes-128-gcm",  # or "chacha20-poly1305"
+        secrets: Sequence[tuple[bytes, bytes] | None] = (),  # by endpoint: to there, from there
     ) -> None: ...
     @property
     def address(self) -> tuple[str, int]: ...
@@ -461,3 +465,28 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """Returns this host's interfaces in the kernel's order; raises OSError."""
+
+def load_libcrypto(names: Sequence[str] = ()) -> str:
+    """Loads libcrypto from the first of these files, or of its usual names, that there is.
+
+    Returns:
+        Its version.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+
+def has_aes() -> bool:
+    """Returns whether the processor has instructions for AES-GCM."""
+
+def hkdf_extract(salt: bytes, key: bytes) -> bytes:
+    """Returns HKDF-Extract (RFC 5869) with SHA-256; neither may be empty."""
+
+def hkdf_expand_label(secret: bytes, label: str, context: bytes, size: int = 32) -> bytes:
+    """Returns HKDF-Expand-Label (RFC 8446, section 7.1), with gradwire's own prefix."""
+
+def x25519_public(own: bytes) -> bytes:
+    """Returns the public key of a private one (RFC 7748)."""
+
+def x25519(own: bytes, peer: bytes) -> bytes:
+    """Returns what two keys share; raises ValueError for a public key that yields nothing."""

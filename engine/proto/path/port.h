@@ -53,8 +53,8 @@ struct Port {
   }
   // The packets that a train holds.
   uint32_t longest_train() const {
-    return static_cast<uint32_t>(
-        std::min(Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes));
+    return static_cast<uint32_t>(std::min(
+        Train::kMaxSegments, Train::kMaxBytes / (config.datagram_bytes + wire::kTagBytes)));
   }
   Liveness::Times ping_times() const { return {config.ping_interval, config.peer_timeout}; }
   wire::Common header(wire::Kind kind) const {

@@ -12,4 +12,5 @@ NB_MODULE(_parts, module) {
   gradwire::parts::bind_path(module);
   gradwire::parts::bind_push(module);
   gradwire::parts::bind_pull(module);
+  gradwire::parts::bind_seal(module);
 }

@@ -1,6 +1,6 @@
-// The module _parts hands the parts of proto to their unit tests, each without an endpoint. It
-// holds no logic: times are nanoseconds, and what a part returns through references comes back as
-// a tuple or a list. Plans are objects of the module _engine.
+// The module _parts hands the parts of proto, and of seal, to their unit tests, each without an
+// endpoint. It holds no logic: times are nanoseconds, and what a part returns through references
+// comes back as a tuple or a list. Plans are objects of the module _engine.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -43,6 +43,7 @@ void bind_sched(nb::module_& module);
 void bind_path(nb::module_& module);
 void bind_push(nb::module_& module);
 void bind_pull(nb::module_& module);
+void bind_seal(nb::module_& module);
 void bind_op(nb::module_& module);
 
 }  // namespace gradwire::parts

@@ -113,10 +113,11 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
             continue
         if variable not in allowed:
             near = suggestion(variable, allowed)
+            shown = "…" if "KEY" in variable else variables[variable]  # it may be a secret
             raise ConfigError(
-                f"environment variable {variable}={variables[variable]!r} names no setting{near}",
+                f"environment variable {variable}={shown!r} names no setting{near}",
                 setting=variable,
-                value=variables[variable],
+                value=shown,
                 allowed=near.strip(" ()"),
             )
 

@@ -26,6 +26,7 @@ from gradwire.core.environment import (
     read_ports,
 )
 from gradwire.core.errors import ConfigError, suggestion
+from gradwire.core.keys import check_key, read_key
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
 log = logging.getLogger("gradwire")
@@ -51,6 +52,7 @@ OF_ENGINES = (
     "memory_limit",
     "dscp",
     "ecn",
+    "auth",
 )
 """The settings of an engine, on which two users of one engine must agree."""
 
@@ -120,6 +122,15 @@ class Settings:
         ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
             that does not carry ECT is detected, and goes without in any case. Allowed: True or
             False.
+        auth: How datagrams are authenticated without a key of the user's: "session", by a key that
+            the ranks make when they meet, all but the values of chunks; "whole", the values too;
+            "none", not at all, for private networks; None for "session". Allowed: "none",
+            "session", "whole" or None.
+        key: The user's key, 32 random bytes, the same on all ranks and servers, by which datagrams
+            are authenticated and encrypted. Allowed: 64 hexadecimal digits, as `openssl rand -hex
+            32` prints them, or None.
+        key_file: The file with that key, which nobody but its owner may read. Allowed: the name of
+            a file, or None.
         min_bytes: Size from which the backend "gradwire" hands a collective to the engine; for
             process groups of that backend alone. Unit: bytes. Allowed: [1, 2**62].
 
@@ -150,6 +161,9 @@ class Settings:
     on_failure: str = "raise"
     dscp: int = 0
     ecn: bool = True
+    auth: str | None = None
+    key: str | None = dataclasses.field(default=None, repr=False)
+    key_file: str | os.PathLike[str] | None = None
     min_bytes: int = 1 << 16
 
     def __post_init__(self) -> None:
@@ -229,6 +243,9 @@ class Settings:
         _whole("dscp", self.dscp, 0, 63)
         if not isinstance(self.ecn, bool):
             raise ConfigError.of("ecn", self.ecn, "allowed are True, False")
+        if isinstance(self.key_file, os.PathLike):
+            object.__setattr__(self, "key_file", os.fspath(self.key_file))
+        check_key(self.auth, self.key, self.key_file)
         _whole("min_bytes", self.min_bytes, 1, 1 << 62)
 
     @property
@@ -242,6 +259,17 @@ class Settings:
         if self.route == "sharded":
             return 0
         return 1 if self.servers is None else self.servers
+
+    @property
+    def authentication(self) -> str:
+        """How datagrams are authenticated: as `auth` says, or "key" where there is one."""
+        if self.key is not None or self.key_file is not None:
+            return "key"
+        return self.auth or "session"
+
+    def secret_key(self) -> bytes:
+        """Returns the user's key; nothing where there is none."""
+        return read_key(self.key, self.key_file)
 
     @property
     def feedback(self) -> bool:
@@ -270,6 +298,7 @@ class Settings:
             "route": self.route,
             "servers": self.server_count,
             "hosts": self.hosts,
+            "auth": self.authentication,
             "error_feedback": self.feedback,
             "max_age": self.max_age,
             "floor": self.floor,
@@ -281,7 +310,8 @@ class Settings:
 
     def transport(self) -> dict[str, object]:
         """Returns the settings of an engine (OF_ENGINES), and the number of servers."""
-        return {"servers": self.server_count, **{name: getattr(self, name) for name in OF_ENGINES}}
+        own = {name: getattr(self, name) for name in OF_ENGINES}
+        return {"servers": self.server_count, **own, "auth": self.authentication}
 
     @staticmethod
     def build(

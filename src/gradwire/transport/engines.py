@@ -66,7 +66,8 @@ class SharedEngine(Engine):
 
     Args:
         store: Identity of the store (`identity_of`).
-        datagram: The agreed size of datagrams in bytes.
+        datagram: The agreed size of datagrams in bytes, without their tags.
+        tag: The bytes of a tag.
 
     Attributes:
         native: The compiled engine; None once it is closed.
@@ -86,6 +87,7 @@ class SharedEngine(Engine):
         session: int,
         datagram: int,
         meeting: Meeting,
+        tag: int = 0,
     ) -> None:
         self.native: _engine.Engine | None = native
         self._totals: dict[str, float] = {}  # the counters of a closed engine
@@ -97,6 +99,7 @@ class SharedEngine(Engine):
         self.session = session
         self.datagram = datagram
         self._carried = datagram
+        self._tag = tag
         self.users = 1
         self.numbers: dict[int, str] = {}
         self.pid = os.getpid()
@@ -360,16 +363,18 @@ class SharedEngine(Engine):
         self._carried = carried
         if carried > before:
             log.info(
-                "%s: the paths of the job carry datagrams of %d bytes again", self._name, carried
+                "%s: the paths of the job carry datagrams of %d bytes again",
+                self._name,
+                carried + self._tag,
             )
             return
         log.warning(
             "%s: a path of the job carries datagrams of %d bytes, not of the %d that were agreed: "
             "later steps use that size (set datagram=%d, or raise the MTU)",
             self._name,
-            carried,
-            self.datagram,
-            carried,
+            carried + self._tag,
+            self.datagram + self._tag,
+            carried + self._tag,
         )
 
     def _fail_pending(self, error: Callable[[int], TransferError]) -> None:

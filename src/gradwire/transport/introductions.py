@@ -25,6 +25,7 @@ from gradwire.transport.addresses import (
     route_mtu,
     scoped,
 )
+from gradwire.transport.keys import Hello
 from gradwire.transport.meeting import Meeting
 
 
@@ -44,6 +45,7 @@ class Introduction:
         interfaces: The addresses by which other hosts may reach its host, by interface.
         configuration: What has to be the same on all endpoints.
         session: The session tag, from endpoint 0.
+        hello: What its keys are made of.
     """
 
     endpoint: int
@@ -56,6 +58,7 @@ class Introduction:
     interfaces: Mapping[str, list[str]] = field(default_factory=dict)
     configuration: Mapping[str, object] = field(default_factory=dict)
     session: int = 0
+    hello: Hello = field(default_factory=Hello)
 
     @staticmethod
     def parse(text: str) -> Introduction:
@@ -67,6 +70,10 @@ class Introduction:
             )
         except (AttributeError, KeyError, TypeError):
             values["addresses"] = ()
+        try:
+            values["hello"] = Hello(**_known(Hello, values["hello"]))
+        except (AttributeError, KeyError, TypeError):
+            values["hello"] = Hello()
         return Introduction(**values)
 
 
@@ -106,6 +113,24 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list
     _check_hosts(meeting, everybody, chosen)
     _check_ports(meeting, everybody, chosen)
     return chosen
+
+
+def check_keys(meeting: Meeting, proof: str) -> None:
+    """Checks that all endpoints have the same key of the user's; collective where there is one.
+
+    Raises:
+        RendezvousError: One has another; on all endpoints alike, naming it.
+    """
+    if not proof:
+        return
+    proofs = meeting.exchange(proof)
+    others = [endpoint for endpoint, other in enumerate(proofs) if other != proofs[0]]
+    if others:
+        raise meeting.error(
+            f"{meeting.describe(others)} has another key than {meeting.describe([0])}: set the "
+            "same GRADWIRE_KEY or GRADWIRE_KEY_FILE on all ranks and servers",
+            others,
+        )
 
 
 def _choose_addresses(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:

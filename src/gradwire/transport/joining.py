@@ -131,6 +131,7 @@ def _open(
         session=opened.session,
         datagram=opened.datagram,
         meeting=opened.meeting,
+        tag=opened.tag,
     )
 
 

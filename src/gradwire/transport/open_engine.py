@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from gradwire.core.errors import ConfigError, RendezvousError
+from gradwire.core.errors import ConfigError, EngineMissingError, RendezvousError
 from gradwire.core.settings import Settings
 from gradwire.transport.addresses import (
     LocalAddress,
@@ -27,9 +27,11 @@ from gradwire.transport.introductions import (
     Introduction,
     agree_datagram,
     check_introductions,
+    check_keys,
     introduce,
     new_session,
 )
+from gradwire.transport.keys import KeyMaker
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import load_engine
 from gradwire.transport.store import Store, base_store, store_host
@@ -45,12 +47,13 @@ MOST_NAMED = 16
 
 class OpenEngine:
     def __init__(
-        self, engine: _engine.Engine, session: int, datagram: int, meeting: Meeting
+        self, engine: _engine.Engine, session: int, datagram: int, meeting: Meeting, tag: int
     ) -> None:
         self.engine = engine
         self.session = session
         self.datagram = datagram
         self.meeting = meeting
+        self.tag = tag
 
 
 def meet_servers(
@@ -92,7 +95,8 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
         offered = local_addresses(settings.interface, store_host(store))
-    except ConfigError as error:
+        keys = KeyMaker(endpoint, settings)
+    except (ConfigError, EngineMissingError) as error:
         meeting.tell_failure(error)
         raise
     everybody = introduce(
@@ -106,11 +110,24 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
             host=socket.gethostname(),
             identity=host_identity(),
             interfaces=reachable_interfaces(),
-            configuration={"route": settings.route, "servers": servers, "workers": workers},
+            configuration={
+                "route": settings.route,
+                "servers": servers,
+                "workers": workers,
+                "auth": keys.auth,
+            },
             session=new_session() if endpoint == 0 else 0,
+            hello=keys.hello,
         ),
     )
     chosen = check_introductions(meeting, everybody)
+    if keys.auth == "none" and endpoint == 0:
+        log.warning(
+            'auth="none": datagrams are not authenticated, so whoever reaches the network can '
+            "disturb the job"
+        )
+    hellos = [each.hello for each in everybody]
+    check_keys(meeting, keys.proof(hellos))
     datagram = agree_datagram(meeting, everybody, chosen)
     own = chosen[endpoint]
     session = everybody[0].session
@@ -121,12 +138,13 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
         servers=servers,
         session=session,
         address=own.bound,
-        datagram_bytes=datagram,
+        datagram_bytes=keys.without_tag(datagram),
         peer_timeout_ns=int(settings.peer_timeout * 1e9),
         memory_limit=settings.memory_limit,
         dscp=settings.dscp,
         ecn=settings.ecn,
         ranks=meeting.names.ranks,
+        **keys.engine_options(hellos),
     )
     try:
         engine = on_first_free(settings.ports, lambda port: make(port=port))
@@ -155,7 +173,7 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
         engine.close()
         meeting.tell_failure(error)
         raise
-    return OpenEngine(engine, session, datagram, meeting)
+    return OpenEngine(engine, session, keys.without_tag(datagram), meeting, keys.tag_bytes)
 
 
 def _connect(

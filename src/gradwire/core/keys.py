@@ -1,0 +1,67 @@
+"""The user's key, as settings give it: digits, or a file that nobody else may read."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from gradwire.core.errors import ConfigError
+
+DIGITS = 64
+"""Hexadecimal digits of a key: 32 bytes."""
+
+AUTHS = ("none", "session", "whole")
+"""The values of the setting `auth`."""
+
+HOW = f"{DIGITS} hexadecimal digits, as `openssl rand -hex {DIGITS // 2}` prints them"
+
+
+def check_key(auth: object, key: object, key_file: object) -> None:
+    """Checks the settings `auth`, `key` and `key_file`; raises ConfigError, which shows no key."""
+    if auth is not None and auth not in AUTHS:
+        allowed = f"allowed are {', '.join(map(repr, AUTHS))}, or None"
+        raise ConfigError.of("auth", auth, allowed)
+    if key is not None and key_file is not None:
+        raise ConfigError.about(
+            "key and key_file", "give one of them", setting="key_file", value=key_file
+        )
+    there = bool(read_key(key, key_file))
+    if auth is not None and there:
+        allowed = "a key authenticates all and encrypts; leave out one of them"
+        raise ConfigError.of("auth", auth, allowed, beside="beside a key")
+
+
+def read_key(key: object, key_file: object) -> bytes:
+    """Returns the key that the settings give, nothing where there is none.
+
+    Raises:
+        ConfigError: It has another form; or its file cannot be read, or can be by others.
+    """
+    if key_file is None:
+        return b"" if key is None else _digits(key, "key", "…", "a key")
+    if not isinstance(key_file, str) or not key_file:
+        raise ConfigError.of("key_file", key_file, "the name of a file, or None")
+    try:
+        with Path(key_file).open(encoding="utf-8", errors="replace") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ConfigError.of(
+                    "key_file",
+                    key_file,
+                    f"others than its owner may use it (mode {stat.S_IMODE(mode):o}); chmod 600",
+                )
+            text = file.read(4 * DIGITS)
+    except OSError as error:
+        raise ConfigError.of(
+            "key_file", key_file, f"cannot be read: {error.strerror or error}"
+        ) from error
+    return _digits(text.strip(), "key_file", key_file, "its key")
+
+
+def _digits(text: object, setting: str, value: object, what: str) -> bytes:
+    if isinstance(text, str) and re.fullmatch(f"[0-9a-fA-F]{{{DIGITS}}}", text):
+        return bytes.fromhex(text)
+    length = f"{len(text)} characters" if isinstance(text, str) else "no text"
+    raise ConfigError.of(setting, value, f"{what} has {HOW}; this one has {length}")

@@ -1,0 +1,165 @@
+"""The keys by which two endpoints know each other's datagrams, made anew at each meeting.
+
+The schedule is that of TLS 1.3 (RFC 8446, section 7.1) with labels of gradwire's own. Its
+pre-shared key is the session's, which endpoint 0 makes and the store gives to all (psk_ke), or the
+user's; then ephemeral keys of X25519 add what no reader of the store knows (psk_dhe_ke). Each
+endpoint also publishes random bytes, so that no life of a job has keys of another. libcrypto
+computes all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.core.errors import EngineMissingError
+from gradwire.core.plan import SMALLEST_DATAGRAM
+from gradwire.core.settings import Settings
+from gradwire.transport.native import load_engine
+
+SECRET_BYTES = 32
+SESSION_BYTES = 16
+"""Bytes of randomness in a session's key."""
+
+MODES = {"none": "none", "session": "headers", "whole": "whole", "key": "secret"}
+"""The engine's word for each value of the setting `auth`."""
+
+ZEROS = bytes(SECRET_BYTES)
+AES, CHACHA = "aes-128-gcm", "chacha20-poly1305"
+
+Secrets = list[tuple[bytes, bytes] | None]
+"""By endpoint: the secrets of what goes there and of what comes from there, None for oneself."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What an endpoint publishes for the keys, in hexadecimal digits.
+
+    Attributes:
+        auth: How it authenticates; the same on all.
+        salt: Random bytes.
+        public: Its ephemeral public key; "" without a key of the user's.
+        session: The session's key, from endpoint 0; "" elsewhere, and with a key of the user's.
+        aes: Whether its processor has instructions for AES.
+    """
+
+    auth: str = ""
+    salt: str = ""
+    public: str = ""
+    session: str = ""
+    aes: bool = True
+
+
+class KeyMaker:
+    """Makes the keys of one endpoint for one meeting."""
+
+    def __init__(self, endpoint: int, settings: Settings) -> None:
+        self.auth = settings.authentication
+        self._endpoint = endpoint
+        self._key = settings.secret_key()
+        self._own = b""
+        if self.auth == "none":
+            self.hello = Hello(self.auth)
+            return
+        native = _load_libcrypto()
+        if self._key:
+            self._own = os.urandom(SECRET_BYTES)
+        leads = endpoint == 0 and not self._key
+        self.hello = Hello(
+            self.auth,
+            os.urandom(SECRET_BYTES).hex(),
+            native.x25519_public(self._own).hex() if self._own else "",
+            os.urandom(SESSION_BYTES).hex() if leads else "",
+            bool(native.has_aes()),
+        )
+
+    @property
+    def tag_bytes(self) -> int:
+        return 0 if self.auth == "none" else int(load_engine().TAG_BYTES)
+
+    def without_tag(self, datagram: int) -> int:
+        """Returns how much of a datagram of this length is the engine's own.
+
+        The shortest datagrams of all are longer by their tag than they were set to be.
+        """
+        return max(SMALLEST_DATAGRAM, datagram - self.tag_bytes)
+
+    def proof(self, everybody: Sequence[Hello]) -> str:
+        """Returns what two endpoints publish alike only if they have the same key of the user's."""
+        if not self._key:
+            return ""
+        native, early = load_engine(), self._early(self._key)
+        proof: bytes = native.hkdf_expand_label(early, "ext binder", _transcript(everybody))
+        return proof.hex()
+
+    def engine_options(self, everybody: Sequence[Hello], core: int = 0) -> dict[str, Any]:
+        """Returns the arguments of the engine of one core for its gate.
+
+        Args:
+            core: Which engine of this endpoint; it talks to those of the same number elsewhere.
+        """
+        if self.auth == "none":
+            return {}
+        return {
+            "auth": MODES[self.auth],
+            "cipher": AES if all(each.aes for each in everybody) else CHACHA,
+            "secrets": self._secrets(everybody, core),
+        }
+
+    def _early(self, key: bytes) -> bytes:
+        early: bytes = load_engine().hkdf_extract(ZEROS, key)
+        return early
+
+    def _secrets(self, everybody: Sequence[Hello], core: int) -> Secrets:
+        native = load_engine()
+        early = self._early(self._key or bytes.fromhex(everybody[0].session))
+        derived = native.hkdf_expand_label(early, "derived", hashlib.sha256().digest())
+        without = None if self._own else native.hkdf_extract(derived, ZEROS)
+        found: Secrets = []
+        for peer, hello in enumerate(everybody):
+            if peer == self._endpoint:
+                found.append(None)
+                continue
+            handshake = without
+            if self._own:
+                shared = native.x25519(self._own, bytes.fromhex(hello.public))
+                handshake = native.hkdf_extract(derived, shared)
+            low, high = sorted((peer, self._endpoint))
+            context = _transcript([everybody[low], everybody[high]], low, high, core)
+            up, down = (native.hkdf_expand_label(handshake, way, context) for way in ("up", "down"))
+            found.append((up, down) if self._endpoint == low else (down, up))
+        return found
+
+
+def _transcript(hellos: Sequence[Hello], *more: int) -> bytes:
+    """Hashes what endpoints said, and to whom the keys belong."""
+    said = [[each.auth, each.salt, each.public] for each in hellos]
+    return hashlib.sha256(json.dumps([said, more]).encode()).digest()
+
+
+def _load_libcrypto() -> Any:
+    """Loads libcrypto into the engine: that of Python's ssl where it is a file of its own."""
+    native = load_engine()
+    try:
+        native.load_libcrypto(_candidates())
+    except RuntimeError as error:
+        raise EngineMissingError(
+            f'auth: {error}, or set auth="none" on all ranks where no stranger reaches the network'
+        ) from error
+    return native
+
+
+def _candidates() -> list[str]:
+    try:
+        import _ssl  # noqa: F401
+
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except (ImportError, OSError):
+        return []
+    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
+    return sorted({path for path in paths if Path(path).name.startswith("libcrypto")})

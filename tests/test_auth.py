@@ -1,0 +1,114 @@
+"""Who may speak: keys, the files that have them, and ranks that do not agree on one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from gradwire.core.errors import ConfigError, RendezvousError
+from gradwire.core.settings import Settings
+from gradwire.transport.communicator import Communicator
+from threads import at_once
+
+KEY, OTHER = "0f" * 32, "f0" * 32
+
+
+def members(*settings: dict[str, Any]) -> list[Any]:
+    """One communicator a rank in one store; in place of one that cannot be, its error."""
+    store = dist.HashStore()
+
+    def join(rank: int) -> Any:
+        options = {"rendezvous_timeout": 30, "interface": "lo", **settings[rank]}
+        try:
+            return Communicator(store, rank, len(settings), options)
+        except (RendezvousError, ConfigError) as error:
+            return error
+
+    return at_once(len(settings), join)
+
+
+@contextlib.contextmanager
+def closing(found: list[Any]) -> Iterator[list[Any]]:
+    try:
+        yield found
+    finally:
+        at_once(len(found), lambda rank: found[rank].close())
+
+
+def sums(found: list[Any]) -> list[Any]:
+    arrays = [np.full(100_000, rank + 1.0, np.float32) for rank in range(len(found))]
+    at_once(len(found), lambda rank: found[rank].all_reduce(arrays[rank]).wait(30))
+    return arrays
+
+
+@pytest.mark.parametrize("given", [{}, {"auth": "whole"}, {"key": KEY}, {"auth": "none"}])
+def test_ranks_with_the_same_key_work_together(
+    given: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gradwire"), closing(members(given, given)) as found:
+        for array in sums(found):
+            assert (array == 3.0).all()
+        for member in found:
+            counters = member.counters()
+            assert counters["forged"] == counters["malformed"] == 0
+    unsafe = [record for record in caplog.records if "not authenticated" in record.message]
+    assert len(unsafe) == (given == {"auth": "none"})
+
+
+@pytest.mark.parametrize(
+    "odd", [{"key": OTHER}, {}, {"auth": "none"}, {"auth": "whole"}], ids=["key", "s", "n", "w"]
+)
+def test_a_rank_with_another_key_or_none_is_named_on_all(odd: dict[str, str]) -> None:
+    begun = time.monotonic()
+    errors = members({"key": KEY}, {"key": KEY}, odd)
+    assert time.monotonic() - begun < 15
+    assert all(isinstance(error, RendezvousError) for error in errors), errors
+    assert {error.ranks for error in errors} == {(2,)}
+    assert len({str(error) for error in errors}) == 1
+    assert KEY not in str(errors[0])
+
+
+@pytest.mark.parametrize("wrong", ["", "0f", KEY + "0", KEY[:-1] + "g", 7])
+def test_a_key_of_another_length_is_refused_and_not_shown(wrong: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Settings.build({"key": wrong}, environment={})
+    assert raised.value.setting == "key"
+    assert KEY[:40] not in str(raised.value)
+
+
+def test_a_key_comes_from_a_file_that_its_owner_alone_reads(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY + "\n")
+    file.chmod(0o600)
+    settings = Settings.build(environment={"GRADWIRE_KEY_FILE": str(file)})
+    assert settings.secret_key() == bytes.fromhex(KEY)
+    assert settings.authentication == "key"
+    for mode in (0o640, 0o604, 0o620):
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match="chmod 600") as raised:
+            Settings.build(environment={"GRADWIRE_KEY_FILE": str(file)})
+        assert raised.value.setting == "key_file"
+    file.chmod(0o600)
+    file.write_text(KEY[2:])
+    for name in (file, tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError) as raised:
+            Settings.build({"key_file": name}, environment={})
+        assert raised.value.setting == "key_file"
+        assert KEY[2:] not in str(raised.value)
+
+
+def test_settings_show_no_key() -> None:
+    settings = Settings.build({"key": KEY}, environment={})
+    assert KEY not in repr(settings) + str(settings.agreed()) + str(settings.transport())
+    with pytest.raises(ConfigError):
+        Settings.build({"key": KEY, "auth": "none"}, environment={})
+    with pytest.raises(ConfigError):
+        Settings.build({"key": KEY, "key_file": "x"}, environment={})
