@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -656,6 +657,7 @@ def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
     assert isinstance(outcomes[who], Gone)
     neighbour = {1: 0, 2: 3}[who]
     assert text in outcomes[neighbour]
+    assert re.search(r"\bstep \d+", outcomes[neighbour])
     assert all(isinstance(outcome, str) for rank, outcome in enumerate(outcomes) if rank != who)
 
 

@@ -260,7 +260,8 @@ class SharingPipeline(GradientPipeline):
         leads = ", which leads this host," if place == 0 else " of this host"
         self._stop(
             TransferError(
-                f"rank {self._seat.rank}: rank {rank}{leads} has ended or detached the module",
+                f"rank {self._seat.rank}, step {self.step}: rank {rank}{leads} has ended or "
+                "detached the module",
                 rank=rank,
                 step=self.step,
                 cause="left",
