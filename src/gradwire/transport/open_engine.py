@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwire")
 
+HURRIED_S = 5.0
+"""Seconds that endpoints in a hurry wait for each other: each notices it within a moment."""
+
 MOST_NAMED = 16
 """How many endpoints a line of the log, or a part of an error, names at most."""
 
@@ -198,9 +201,13 @@ def _connect(
             meeting.hurry()
         if meeting.hurried():
             break
-    # Endpoints that are connected wait here for the others, so they need a longer time-out.
+    # Endpoints that are connected wait here for the others, so they need a longer time-out. In a
+    # hurry they do not, and whoever does not come then has died.
+    patience_s = 1.5 * timeout_s + 1.0
+    if meeting.hurried():
+        patience_s = min(patience_s, HURRIED_S)
     own = json.dumps(asdict(_hearing(engine, setup)))
-    texts = meeting.exchange(own, 1.5 * timeout_s + 1.0)
+    texts = meeting.exchange(own, patience_s)
     hearings = [Hearing(**json.loads(text)) for text in texts]
     if any(each.answered != each.peers for each in hearings):
         raise _unconnected(meeting, everybody, places, hearings, datagram, timeout_s)
