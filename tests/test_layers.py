@@ -46,7 +46,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "command": ("run", "report", "scenario", "contest", "network"),
         "demo": ("report", "scenario", "training", "contest", "network"),
         "study": ("run", "scenario", "training", "contest", "network"),
-        "bench": ("study", "demo", "report", "contest", "network", "training"),
+        "faults": ("contest", "network"),
+        "bench": ("study", "demo", "report", "faults", "contest", "network", "training"),
         "": (),
     },
 }

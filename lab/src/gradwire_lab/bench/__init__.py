@@ -27,10 +27,12 @@ from gradwire_lab.bench.start import run_start
 from gradwire_lab.bench.transport_command import transport
 from gradwire_lab.bench.wires import wires
 from gradwire_lab.contest.measure import CONVENTION
+from gradwire_lab.faults.command import faults
 from gradwire_lab.study.command import accuracy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(accuracy)
+app.command()(faults)
 app.command()(kernel)
 app.command()(networks)
 app.command()(page)

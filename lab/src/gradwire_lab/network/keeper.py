@@ -85,6 +85,7 @@ def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
         "uplink wire statistics": topology.switches.wire_stats,
         "wire statistics": topology.wires.stats,
         "loss": topology.set_loss,
+        "refusal": topology.set_refusal,
         "rate": topology.set_rate,
         "wire": topology.set_wire,
     }

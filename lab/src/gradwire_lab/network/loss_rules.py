@@ -1,4 +1,4 @@
-"""Random loss at a network device is made by the kernel's packet filter (nftables, netdev).
+"""Random loss at a network device is made by the kernel's packet filter (nftables).
 
 What arrives at the device is dropped with a chance, each packet by itself; a train that passes
 whole counts as one. The rules are sent to the kernel directly, because the program `nft` is not
@@ -13,7 +13,8 @@ import struct
 
 _NETLINK_NETFILTER = 12
 _SUBSYSTEM = 10
-_FAMILY_NETDEV = 5
+_FAMILY_INET, _FAMILY_NETDEV = 1, 5
+_HOOK_INGRESS, _HOOK_OUTPUT = 0, 3
 _REQUEST, _ACK, _CREATE = 0x1, 0x4, 0x400
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEW_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE = 0, 2, 3, 6
@@ -21,6 +22,8 @@ _NESTED = 0x8000
 _REGISTER = 8
 _ERROR = 2
 _EQUAL, _LESS, _GREATER = 0, 2, 4
+_META_PROTOCOL = 16
+_UDP = 17
 
 SCALE = 1_000_000
 """A chance is a whole number of this."""
@@ -43,6 +46,11 @@ class LossRules:
         """Drop this share of what arrives at a device; 0 takes the rule away."""
         self._replace(device, _by_chance(rate) if rate > 0 else None)
 
+    def refuse_datagrams(self, on: bool) -> None:
+        """Let sending a UDP datagram fail with EPERM, as a host's own firewall does, or no more."""
+        hook = _number(1, _HOOK_OUTPUT) + _number(2, 0)
+        self._write("gradwire-out", _FAMILY_INET, hook, _datagrams() if on else None)
+
     def set_longest(self, device: str, longest: int) -> None:
         """Drop what is longer than this many bytes, IP header included, and report nothing.
 
@@ -51,26 +59,29 @@ class LossRules:
         self._replace(device, _longer_than(longest) if longest else None)
 
     def _replace(self, device: str, expressions: bytes | None) -> None:
-        """Drop what matches these expressions; None: nothing."""
-        name = f"gradwire-{device}"
+        """Drop what arrives at a device and matches these expressions; None: nothing."""
+        hook = _number(1, _HOOK_INGRESS) + _number(2, 0) + _text(3, device)
+        self._write(f"gradwire-{device}", _FAMILY_NETDEV, hook, expressions)
+
+    def _write(self, name: str, family: int, hook: bytes, expressions: bytes | None) -> None:
+        """Write a table anew, with one chain of one rule; without expressions it goes."""
         table = _text(1, name)
         messages = [(_NEW_TABLE, _CREATE, table), (_DELETE_TABLE, 0, table)]
         if expressions is not None:
-            chain = _text(1, name) + _text(3, "loss")
-            hook = _nest(4, _number(1, 0) + _number(2, 0) + _text(3, device))
+            chain = _text(1, name) + _text(3, "loss") + _nest(4, hook)
             rule = _text(1, name) + _text(2, "loss") + _nest(4, expressions)
             messages += [
                 (_NEW_TABLE, _CREATE, table),
-                (_NEW_CHAIN, _CREATE, chain + hook + _text(7, "filter")),
+                (_NEW_CHAIN, _CREATE, chain + _text(7, "filter")),
                 (_NEW_RULE, _CREATE, rule),
             ]
-        self._send(messages)
+        self._send(messages, family)
 
-    def _send(self, messages: list[tuple[int, int, bytes]]) -> None:
-        batch = self._message(_BATCH_BEGIN, 0, b"", _SUBSYSTEM)
+    def _send(self, messages: list[tuple[int, int, bytes]], family: int) -> None:
+        batch = self._message(_BATCH_BEGIN, 0, b"", 0, _SUBSYSTEM)
         for kind, flags, body in messages:
-            batch += self._message(_SUBSYSTEM << 8 | kind, flags | _ACK, body)
-        batch += self._message(_BATCH_END, 0, b"", _SUBSYSTEM)
+            batch += self._message(_SUBSYSTEM << 8 | kind, flags | _ACK, body, family)
+        batch += self._message(_BATCH_END, 0, b"", 0, _SUBSYSTEM)
         self._socket.send(batch)
         for _ in messages:
             answer = self._socket.recv(1 << 16)
@@ -81,9 +92,8 @@ class LossRules:
                     raise OSError(-code, f"packet filter: {os.strerror(-code)}")
                 answer = answer[length + 3 & ~3 :]
 
-    def _message(self, kind: int, flags: int, body: bytes, resource: int = 0) -> bytes:
+    def _message(self, kind: int, flags: int, body: bytes, family: int, resource: int = 0) -> bytes:
         self._sequence += 1
-        family = 0 if resource else _FAMILY_NETDEV
         body = struct.pack("!BBH", family, 0, resource) + body
         header = struct.pack("=IHHII", 16 + len(body), kind, flags | _REQUEST, self._sequence, 0)
         return header + body
@@ -112,6 +122,12 @@ def _longer_than(longest: int) -> bytes:
         ("payload", _header(2, 2)),
         ("cmp", _compared(_GREATER, struct.pack("!H", longest))),
     )
+
+
+def _datagrams() -> bytes:
+    """Make expressions that match UDP of either version of IP."""
+    protocol = _number(2, _META_PROTOCOL) + _number(1, _REGISTER)
+    return _dropping(("meta", protocol), ("cmp", _compared(_EQUAL, bytes([_UDP]))))
 
 
 def _header(offset: int, length: int) -> bytes:

@@ -254,6 +254,15 @@ class Network:
                 raise ValueError(f"loss of {rate!r} on the {direction!r} of host {host}")
         self._ask("loss", changes=wanted)
 
+    def set_refusal(self, host: int, on: bool) -> None:
+        """Have the kernel of a host refuse the datagrams that its programs send, or no more.
+
+        Sending one fails with EPERM, as behind a firewall on the host itself; what others send to
+        it arrives.
+        """
+        self._check(host)
+        self._ask("refusal", number=host, on=on)
+
     def set_rate(self, host: int, rate: int) -> None:
         """Change the rate of a host's port, in both directions and in bits per second.
 

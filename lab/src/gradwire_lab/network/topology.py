@@ -204,10 +204,17 @@ class Topology:
         for number, direction, rate in changes:
             up = direction == "uplink"
             namespace = self._switch_namespace if up else self.hosts[number].namespace
-            if namespace not in self._rules:
-                setns(namespace, CLONE_NEWNET)
-                self._rules[namespace] = LossRules()
-            self._rules[namespace].set(f"port{number}" if up else INTERFACE, rate)
+            self._rules_of(namespace).set(f"port{number}" if up else INTERFACE, rate)
+
+    def set_refusal(self, number: int, on: bool) -> None:
+        """Let a host's kernel refuse the datagrams of its programs, or no more."""
+        self._rules_of(self.hosts[number].namespace).refuse_datagrams(on)
+
+    def _rules_of(self, namespace: int) -> LossRules:
+        if namespace not in self._rules:
+            setns(namespace, CLONE_NEWNET)
+            self._rules[namespace] = LossRules()
+        return self._rules[namespace]
 
     def set_wire(self, number: int, wire: dict[str, Any], directions: list[str]) -> None:
         self.wires.set(number, Wire(**wire), directions)
