@@ -180,7 +180,11 @@ KINDS: dict[str, Kind] = {
         lambda link, fault: replace(link, rate=max(link.rate / fault.amount[0], 5e5)),
     ),
     "queue": Kind(
-        _amounts("queue", _one(2048, 4096, 9000, 20_000)),
+        lambda chance, life: Fault(
+            "queue",
+            amount=(max(chance.choice([2048, 4096, 9000, 20_000]), 2 * (life.datagram + 42)),),
+            **_where(chance, life),  # type: ignore[arg-type]
+        ),
         lambda link, fault: replace(link, queue=round(fault.amount[0])),
     ),
     "policer": Kind(

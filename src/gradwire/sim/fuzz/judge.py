@@ -130,6 +130,7 @@ class Course:
         self.paused: set[int] = set()
         self.began: dict[Fault, float] = {}
         self._ports = ports
+        self._cuts: Counter[tuple[int, int]] = Counter()  # several faults may cut one way
         self._due: list[tuple[float, int, bool, Fault]] = []
         for number, fault in enumerate(life.faults):
             self._start_with(number, fault)
@@ -162,6 +163,11 @@ class Course:
             direction="up" if fault.direction == "up" else "down",
             train=round(fault.amount[1]),
         )
+
+    def out(self) -> set[int]:
+        """The hosts that are dead, or frozen with nothing to come that wakes them."""
+        wakes = {fault.host % self.life.hosts for _, _, begins, fault in self._due if not begins}
+        return self.dead | (self.paused - wakes)
 
     def next_fault(self) -> float:
         """When a fault begins or ends next; infinity for never."""
@@ -205,6 +211,10 @@ class Course:
                 self._change(fault, False)
         self._due.clear()
 
+    def _cut(self, source: int, destination: int, begins: bool) -> None:
+        self._cuts[source, destination] += 1 if begins else -1
+        self.fabric.cut(source, destination, self._cuts[source, destination] > 0)
+
     def _change(self, fault: Fault, begins: bool) -> None:
         if begins:
             self.began[fault] = self.fabric.now
@@ -228,15 +238,15 @@ class Course:
                     self.paused.discard(host)
                     fabric.resume(host, clock_stood=fault.kind == "suspend")
             case "partition" | "sever" if host != peer:
-                fabric.cut(host, peer, begins)
-                fabric.cut(peer, host, begins)
+                self._cut(host, peer, begins)
+                self._cut(peer, host, begins)
             case "oneway" | "mute" if host != peer:
-                fabric.cut(host, peer, begins)
+                self._cut(host, peer, begins)
             case "isolate" | "outage":
                 for other in range(life.hosts):
                     if other != host:
-                        fabric.cut(host, other, begins)
-                        fabric.cut(other, host, begins)
+                        self._cut(host, other, begins)
+                        self._cut(other, host, begins)
             case "kill":
                 if begins:
                     self.dead.add(host)
@@ -266,8 +276,9 @@ def explained(life: Life) -> tuple[set[str], set[int], bool]:
                 hosts.add(fault.peer % life.hosts)
     if silent > PATIENCE * life.peer_timeout:
         causes |= {"silence"}
-    if causes & {"silence"} and life.of_kind("loss", "burst", "corrupt", "mtu", "delay", "slow"):
-        causes |= {"timeout"}  # they may not have met before
+    never_met = life.of_kind("loss", "burst", "corrupt", "mtu", "delay", "slow")
+    if causes & {"silence"} and (never_met or life.hosts > 8):
+        causes |= {"timeout"}  # who has never answered is not missed before
     if life.of_kind("memory") and life.lanes > 1:
         causes |= {"memory"}
     return causes, hosts, "any" in causes

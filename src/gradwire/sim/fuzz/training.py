@@ -59,7 +59,7 @@ def _step(life: Life, course: Course, job: Job, step: int) -> Errors:
     alive = list(range(life.workers))
     while any(job.engines[rank].pending for rank in alive):
         done = course.run(limit)
-        out = course.dead | course.paused
+        out = course.out()
         alive = [rank for rank in range(life.workers) if rank not in out]
         for rank in alive:
             errors += _collect(job, rank)
@@ -67,7 +67,7 @@ def _step(life: Life, course: Course, job: Job, step: int) -> Errors:
             raise Wrong("stall", f"step {step}: not done at {job.fabric.now:.3f} s")
         if errors:
             break
-    if errors or course.dead or course.paused:
+    if errors or course.out():
         return errors
     for future in futures:
         future.wait()
