@@ -66,6 +66,7 @@ SECTIONS = {
         "datagram",
         "dscp",
         "ecn",
+        "cores",
         "min_bytes",
     ),
     "Who may speak": ("auth", "key", "key_file"),
@@ -98,6 +99,7 @@ MORE = {
     "auth": "[security model](../security-model.md)",
     "key": "[security model](../security-model.md)",
     "key_file": "[security model](../security-model.md)",
+    "cores": "[more than one core](../guides/several-hosts.md#more-than-one-core)",
     "dscp": "[firewalls and MTU](../guides/firewalls-and-mtu.md#marks-and-priorities)",
     "peer_timeout": "[how long gradwire waits]"
     "(../guides/when-something-goes-wrong.md#how-long-gradwire-waits)",

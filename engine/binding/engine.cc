@@ -12,7 +12,7 @@
 #include "binding/binding.h"
 #include "binding/errors.h"
 #include "io/gate.h"
-#include "io/loop.h"
+#include "io/loop_group.h"
 #include "wire/packet.h"
 
 namespace gradwire::binding {
@@ -21,13 +21,13 @@ namespace {
 using namespace nb::literals;
 
 // The engines whose threads must stop before the interpreter ends. Guarded by the GIL.
-std::vector<std::weak_ptr<io::Loop>>& living() {
-  static std::vector<std::weak_ptr<io::Loop>> loops;
+std::vector<std::weak_ptr<io::LoopGroup>>& living() {
+  static std::vector<std::weak_ptr<io::LoopGroup>> loops;
   return loops;
 }
 
 void close_all() {
-  std::vector<std::weak_ptr<io::Loop>> loops;
+  std::vector<std::weak_ptr<io::LoopGroup>> loops;
   loops.swap(living());
   const nb::gil_scoped_release release;
   for (const auto& weak : loops) {
@@ -45,9 +45,10 @@ io::DropOptions make_drop(double rate, double burst, uint64_t seed) {
 
 class Engine {
  public:
-  Engine(const EndpointConfig& config, const io::Keys& keys, const std::string& address,
-         uint16_t port, const io::DropOptions& drop)
-      : loop_(std::make_shared<io::Loop>(config, keys, address, port)) {
+  Engine(const EndpointConfig& config, const std::vector<io::Keys>& keys,
+         const std::string& address, const std::vector<uint16_t>& ports,
+         const io::DropOptions& drop)
+      : loop_(std::make_shared<io::LoopGroup>(config, keys, address, ports)) {
     if (drop.rate > 0.0) loop_->set_drop(drop);
     std::erase_if(living(), [](const auto& weak) { return weak.expired(); });
     living().push_back(loop_);
@@ -60,7 +61,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  io::Loop& loop() { return *loop_; }
+  io::LoopGroup& loop() { return *loop_; }
 
   void all_reduce(uint64_t op, uint16_t lane, uint64_t step, const Plan& plan,
                   const BucketArray& data, const std::optional<InputArray<uint32_t>>& critical,
@@ -96,7 +97,7 @@ class Engine {
     // even if the caller drops it.
     const auto [held, fresh] = held_.try_emplace(id, data);
     try {
-      loop_->start(std::move(spec));
+      loop_->start(spec);
     } catch (...) {
       if (fresh) held_.erase(held);
       throw;
@@ -114,7 +115,7 @@ class Engine {
   }
 
  private:
-  std::shared_ptr<io::Loop> loop_;
+  std::shared_ptr<io::LoopGroup> loop_;
   std::unordered_map<uint64_t, BucketArray> held_;
 };
 
@@ -125,31 +126,39 @@ void require(bool right, const std::string& text) {
 // The two secrets of a peer, or None: of what goes there, and of what comes from there.
 using PeerSecrets = std::optional<std::pair<nb::bytes, nb::bytes>>;
 
-io::Keys make_keys(const std::string& auth, const std::string& cipher,
-                   const std::vector<PeerSecrets>& secrets, const EndpointConfig& config) {
+// The keys of each of the engine's threads, whose secrets follow each other.
+std::vector<io::Keys> make_keys(const std::string& auth, const std::string& cipher,
+                                const std::vector<PeerSecrets>& secrets,
+                                const EndpointConfig& config) {
   io::Keys keys;
   keys.mode = parse<seal::Mode>(
       "auth", auth, std::array<std::string_view, 4>{"none", "headers", "whole", "secret"});
   keys.cipher = parse<seal::Cipher>(
       "cipher", cipher, std::array<std::string_view, 2>{"aes-128-gcm", "chacha20-poly1305"});
-  if (keys.mode == seal::Mode::none) return keys;
-  require(secrets.size() == config.endpoints(), "secrets: " + std::to_string(secrets.size()) +
-                                                    " for " + std::to_string(config.endpoints()) +
-                                                    " endpoints; one pair each, or None");
-  for (const PeerSecrets& pair : secrets) {
-    auto& out = keys.secrets.emplace_back();
-    if (pair) out.emplace(to_secret(pair->first), to_secret(pair->second));
+  std::vector<io::Keys> all(config.engines, keys);
+  if (keys.mode == seal::Mode::none) return all;
+  const size_t endpoints = config.endpoints();
+  require(secrets.size() == endpoints * config.engines,
+          "secrets: " + std::to_string(secrets.size()) + " for " + std::to_string(endpoints) +
+              " endpoints; one pair each, or None, for each of " + std::to_string(config.engines) +
+              " engines");
+  for (size_t i = 0; i < secrets.size(); ++i) {
+    auto& out = all[i / endpoints].secrets.emplace_back();
+    if (secrets[i]) out.emplace(to_secret(secrets[i]->first), to_secret(secrets[i]->second));
   }
-  for (uint16_t peer = 0; peer < config.endpoints(); ++peer) {
-    require(peer == config.endpoint || !config.talks_to(peer) || keys.secrets[peer],
-            "secrets: none for endpoint " + std::to_string(peer));
+  for (const io::Keys& each : all) {
+    for (uint16_t peer = 0; peer < endpoints; ++peer) {
+      require(peer == config.endpoint || !config.talks_to(peer) || each.secrets[peer],
+              "secrets: none for endpoint " + std::to_string(peer));
+    }
   }
-  return keys;
+  return all;
 }
 
 EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
                            uint32_t datagram_bytes, int64_t peer_timeout, uint64_t memory_limit,
-                           int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks) {
+                           int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks,
+                           uint16_t engines) {
   require(workers >= 1, "workers: at least 1 is needed");
   require(uint32_t{workers} + servers <= 65'535, "workers + servers: at most 65535 are allowed");
   require(endpoint < uint32_t{workers} + servers,
@@ -163,7 +172,9 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
   require(ranks.empty() || ranks.size() == workers, "ranks: " + std::to_string(ranks.size()) +
                                                         " for " + std::to_string(workers) +
                                                         " workers; one each, or none");
+  require(engines >= 1, "engines: at least 1 is needed");
   EndpointConfig config;
+  config.engines = engines;
   config.endpoint = endpoint;
   config.workers = workers;
   config.servers = servers;
@@ -179,12 +190,12 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
 }
 
 // Asks the engine's thread, which may be busy, without the interpreter's lock.
-io::Snapshot snapshot_of(io::Loop& loop) {
+io::Snapshot snapshot_of(io::LoopGroup& loop) {
   const nb::gil_scoped_release release;
   return loop.snapshot();
 }
 
-nb::dict counters_of(io::Loop& loop) {
+nb::dict counters_of(io::LoopGroup& loop) {
   const io::Snapshot snapshot = snapshot_of(loop);
   nb::dict out;
   add_counters(out, snapshot.endpoint);
@@ -222,7 +233,7 @@ nb::dict path_of(const PathState& path) {
   return out;
 }
 
-nb::dict features_of(io::Loop& loop) {
+nb::dict features_of(io::LoopGroup& loop) {
   const io::Snapshot snapshot = snapshot_of(loop);
   nb::dict out;
   out["udp_segment"] = snapshot.features.segment;
@@ -237,7 +248,7 @@ nb::dict features_of(io::Loop& loop) {
   return out;
 }
 
-std::string refusal_of(io::Loop& loop) {
+std::string refusal_of(io::LoopGroup& loop) {
   const nb::gil_scoped_release release;
   const io::SocketCounters socket = loop.snapshot().socket;
   if (socket.send_errors == 0) return "";
@@ -305,30 +316,31 @@ void bind_engine(nb::module_& module) {
              int64_t peer_timeout, uint64_t memory_limit, double drop_rate, double drop_burst,
              uint64_t drop_seed, int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks,
              const std::string& auth, const std::string& cipher,
-             const std::vector<PeerSecrets>& secrets) {
+             const std::vector<PeerSecrets>& secrets, uint16_t engines,
+             std::vector<uint16_t> ports) {
             const EndpointConfig config =
                 make_config(endpoint, workers, servers, session, datagram_bytes, peer_timeout,
-                            memory_limit, dscp, ecn, ranks);
-            new (self) Engine(config, make_keys(auth, cipher, secrets, config), address, port,
+                            memory_limit, dscp, ecn, ranks, engines);
+            if (ports.empty()) ports = {port};
+            new (self) Engine(config, make_keys(auth, cipher, secrets, config), address, ports,
                               make_drop(drop_rate, drop_burst, drop_seed));
           },
           nb::kw_only(), "endpoint"_a, "workers"_a, "servers"_a, "session"_a, "address"_a,
           "port"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
           "memory_limit"_a = 0, "drop_rate"_a = 0.0, "drop_burst"_a = 1.0, "drop_seed"_a = 0,
           "dscp"_a = 0, "ecn"_a = true, "ranks"_a = std::vector<uint32_t>{}, "auth"_a = "none",
-          "cipher"_a = "aes-128-gcm", "secrets"_a = std::vector<PeerSecrets>{})
-      .def_prop_ro("address",
-                   [](Engine& engine) {
-                     const io::Address& address = engine.loop().address();
-                     return std::pair(address.host(), static_cast<int>(address.port()));
-                   })
-      .def(
-          "connect",
-          [](Engine& engine, const std::vector<std::pair<std::string, uint16_t>>& addresses) {
-            const nb::gil_scoped_release release;
-            engine.loop().connect(addresses);
-          },
-          "addresses"_a)
+          "cipher"_a = "aes-128-gcm", "secrets"_a = std::vector<PeerSecrets>{}, "engines"_a = 1,
+          "ports"_a = std::vector<uint16_t>{})
+      .def_prop_ro("address", [](Engine& engine) { return engine.loop().addresses()[0]; })
+      .def_prop_ro("addresses", [](Engine& engine) { return engine.loop().addresses(); })
+      .def("connect",
+           [](Engine& engine, const nb::args& addresses) {
+             std::vector<std::vector<io::LoopGroup::Place>> places;
+             for (const nb::handle each : addresses)
+               places.push_back(nb::cast<std::vector<io::LoopGroup::Place>>(each));
+             const nb::gil_scoped_release release;
+             engine.loop().connect(places);
+           })
       .def(
           "wait_connected",
           [](Engine& engine, int64_t timeout) {

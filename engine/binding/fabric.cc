@@ -170,6 +170,21 @@ void run_beside(Fabric& fabric, Fabric& other, int64_t until) {
   }
 }
 
+// Runs several jobs on the same ports until all their ops are done, in slices as run() does.
+bool run_together(const std::vector<Fabric*>& fabrics, int64_t until) {
+  for (Nanos now = fabrics.at(0)->now(); now < until;) {
+    now = std::min<Nanos>(until, now + kSlice);
+    bool done = false;
+    {
+      const nb::gil_scoped_release release;
+      done = Fabric::run_together(fabrics, now);
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (done) return true;
+  }
+  return false;
+}
+
 // Runs in slices of virtual time, so that Ctrl-C takes effect.
 bool run(Fabric& fabric, int64_t until, bool until_done) {
   for (;;) {
@@ -213,7 +228,7 @@ void bind_fabric(nb::module_& module) {
              int64_t host_delay, int64_t host_jitter, int64_t send_time, uint32_t datagram_bytes,
              int64_t peer_timeout, int64_t ping_interval, int64_t delay_target,
              uint32_t receive_buffer, uint64_t memory_limit, bool pacing, uint32_t session,
-             size_t trace_limit, Fabric* beside) {
+             size_t trace_limit, Fabric* beside, uint16_t engine, uint16_t engines) {
             sim::FabricOptions options;
             options.beside = beside;
             options.workers = workers;
@@ -238,6 +253,8 @@ void bind_fabric(nb::module_& module) {
             options.endpoint.memory_limit = memory_limit;
             options.endpoint.pacing = pacing;
             options.endpoint.session = session;
+            options.endpoint.engine = engine;
+            options.endpoint.engines = engines;
             new (self) Fabric(options);
           },
           nb::kw_only(), "workers"_a, "servers"_a = 0, "seed"_a = 0, "link"_a = sim::LinkOptions{},
@@ -246,7 +263,7 @@ void bind_fabric(nb::module_& module) {
           "peer_timeout_ns"_a = 30 * kSecond, "ping_interval_ns"_a = kSecond,
           "delay_target_ns"_a = EndpointConfig{}.delay_target, "receive_buffer"_a = 1 << 20,
           "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true, "session"_a = 1,
-          "trace_limit"_a = 0, "beside"_a.none() = nb::none())
+          "trace_limit"_a = 0, "beside"_a.none() = nb::none(), "engine"_a = 0, "engines"_a = 1)
       .def_prop_ro("now_ns", &Fabric::now)
       .def_prop_ro("events", &Fabric::events)
       .def_prop_ro("trace_hash", &Fabric::trace_hash)
@@ -344,6 +361,7 @@ void bind_fabric(nb::module_& module) {
       .def("forget", &Fabric::forget)
       .def("run", &run, "until_ns"_a, "until_done"_a = true)
       .def("run_beside", &run_beside, "other"_a, "until_ns"_a)
+      .def_static("run_together", &run_together, "fabrics"_a, "until_ns"_a)
       .def(
           "completion",
           [](const Fabric& f, uint16_t worker, uint64_t op,

@@ -86,11 +86,16 @@ uint64_t whole_chunks(uint64_t losable, uint64_t full, uint64_t full_count, uint
   return std::max(without, std::min((losable - tail) / full, full_count) * full + tail);
 }
 
+// Every engine has its part of each shard, and of a region's bound what its part of the region has.
 std::vector<double> effective_bounds(const Plan& plan, uint32_t datagram_bytes,
-                                     uint16_t aggregators) {
+                                     uint16_t aggregators, uint16_t engines) {
   const Grid grid = make_grid(plan, datagram_bytes, aggregators);
   std::vector<uint64_t> losable(plan.regions.size());
-  for (const Grid::Shard& shard : grid.shards) {
+  std::vector<Grid::Shard> all;
+  for (const Grid::Shard& shard : grid.shards)
+    for (uint16_t engine = 0; engine < engines; ++engine)
+      all.push_back(shard.part_of(engine, engines));
+  for (const Grid::Shard& shard : all) {
     const std::vector<ShardRegion> parts = shard_regions(plan, grid, shard);
     std::vector<uint64_t> tails(plan.regions.size());
     for (uint32_t c = shard.begin; c < shard.end; ++c) {
@@ -123,13 +128,14 @@ auto chunk_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators)
 
 // The memory limit with which every endpoint of a job of this size can take an op of this plan.
 uint64_t least_memory_limit(const Plan& plan, uint32_t datagram_bytes, uint16_t workers,
-                            uint16_t servers) {
+                            uint16_t servers, uint16_t engines) {
   check_datagram(datagram_bytes);
   if (workers < 1) throw nb::value_error("workers: at least 1 is needed");
   EndpointConfig config;
   config.datagram_bytes = datagram_bytes;
   config.workers = workers;
   config.servers = servers;
+  config.engines = engines;
   if (!plan.shards.empty() && plan.shards.size() != config.aggregators())
     throw nb::value_error("shards: one for each aggregator is needed");
   uint64_t most = 0;
@@ -137,7 +143,7 @@ uint64_t least_memory_limit(const Plan& plan, uint32_t datagram_bytes, uint16_t 
     config.endpoint = config.aggregator_endpoint(a);
     most = std::max(most, memory_of(plan, config));
   }
-  return Memory::least_limit(most);
+  return Memory::least_limit(most) * engines;
 }
 
 void check_elements(const Plan& plan, size_t count) {
@@ -236,13 +242,14 @@ void bind_plan(nb::module_& module) {
           "shards"_a = std::vector<uint64_t>{})
       .def_prop_ro("elements", [](const Plan& plan) { return plan.elements; })
       .def_prop_ro("hash", &Plan::hash)
-      .def("effective_bounds", &effective_bounds, "datagram_bytes"_a, "aggregators"_a);
+      .def("effective_bounds", &effective_bounds, "datagram_bytes"_a, "aggregators"_a,
+           "engines"_a = 1);
 
   module.def("chunk_grid", &chunk_grid, "plan"_a, "datagram_bytes"_a, "aggregators"_a,
              "Element offsets, lengths, region index and aggregator of each chunk.");
 
   module.def("least_memory_limit", &least_memory_limit, "plan"_a, "datagram_bytes"_a, "workers"_a,
-             "servers"_a = 0,
+             "servers"_a = 0, "engines"_a = 1,
              "The memory limit, in bytes, below which a job cannot take this plan.");
   module.def("round_trip", &round_trip, "plan"_a, "values"_a, "datagram_bytes"_a, "aggregators"_a,
              "What the other ranks get of these values.");

@@ -52,9 +52,11 @@ std::chrono::nanoseconds bounded(Nanos timeout) {
 }  // namespace
 
 struct Loop::Impl {
-  Impl(const EndpointConfig& wanted, const Keys& keys, const std::string& host, uint16_t port)
+  Impl(const EndpointConfig& wanted, const Keys& keys, const std::string& host, uint16_t port,
+       std::shared_ptr<Bell> rung)
       : config(wanted),
         gate(keys, wanted.session),
+        bell(std::move(rung)),
         socket(host, port, wanted.dscp),
         poller(socket.fd()),
         owner(::getpid()) {
@@ -88,8 +90,15 @@ struct Loop::Impl {
   void tell_peers(const std::string& why);
   bool wait_for_work();
 
+  // Callers may have something to take; call it under `mutex`.
+  void notify() {
+    changed.notify_all();
+    if (bell) bell->ring();
+  }
+
   EndpointConfig config;
   Gate gate;
+  std::shared_ptr<Bell> bell;
   Socket socket;
   Poller poller;
   const pid_t owner;
@@ -101,7 +110,7 @@ struct Loop::Impl {
   std::condition_variable changed;
   std::vector<OpSpec> to_start;
   std::optional<DropOptions> new_drop;
-  std::optional<std::string> given_up;  // why the caller wants the endpoint to fail
+  std::optional<Failure> given_up;  // why the caller wants the endpoint to fail
   bool close_wanted = false;
   bool snapshot_wanted = false;
   uint64_t snapshots = 0;
@@ -132,8 +141,9 @@ struct Loop::Impl {
 
 // -------------------------------------------------------------------- called by other threads
 
-Loop::Loop(const EndpointConfig& config, const Keys& keys, const std::string& host, uint16_t port)
-    : impl_(std::make_unique<Impl>(config, keys, host, port)) {}
+Loop::Loop(const EndpointConfig& config, const Keys& keys, const std::string& host, uint16_t port,
+           std::shared_ptr<Bell> bell)
+    : impl_(std::make_unique<Impl>(config, keys, host, port, std::move(bell))) {}
 
 Loop::~Loop() {
   if (impl_->owner != ::getpid()) {
@@ -277,20 +287,29 @@ Failure Loop::failure() const {
 }
 
 void Loop::fail(const std::string& why) {
+  fail(Failure{why, impl_->config.endpoint});
+}
+
+void Loop::fail(const Failure& why) {
   if (impl_->owner != ::getpid()) return;
   impl_->push_command([&] { impl_->given_up = why; });
+}
+
+void Loop::begin_close() {
+  if (impl_->owner != ::getpid()) return;
+  impl_->push_command([this] { impl_->close_wanted = true; });
 }
 
 void Loop::close() {
   Impl& impl = *impl_;
   if (impl.owner != ::getpid()) return;
-  impl.push_command([&] { impl.close_wanted = true; });
+  begin_close();
   const std::lock_guard joining(impl.joining);
   if (impl.thread.joinable()) impl.thread.join();
   impl.socket.close();
   const std::lock_guard lock(impl.mutex);
   impl.finished = true;
-  impl.changed.notify_all();
+  impl.notify();
 }
 
 void Loop::leave_to_parent() {
@@ -354,7 +373,7 @@ void Loop::Impl::serve() {
 // Takes the callers' commands; true when one gives the endpoint something to do.
 bool Loop::Impl::take_commands() {
   std::vector<OpSpec> specs;
-  std::optional<std::string> why;
+  std::optional<Failure> why;
   bool close_now = false;
   {
     const std::lock_guard lock(mutex);
@@ -378,9 +397,9 @@ bool Loop::Impl::take_commands() {
     const std::lock_guard lock(mutex);
     open_ops.erase(op);
     reports.push_back(std::move(report));
-    changed.notify_all();
+    notify();
   }
-  if (why) endpoint->fail(*why, monotonic_now());
+  if (why) endpoint->give_up(*why, monotonic_now());
   if (close_now) {
     closing = true;
     const Nanos now = monotonic_now();
@@ -517,7 +536,7 @@ void Loop::Impl::hand_on_events() {
         break;
     }
     event = Event{};
-    changed.notify_all();
+    notify();
   }
 }
 
@@ -532,7 +551,7 @@ void Loop::Impl::publish() {
   last_snapshot = counted;
   snapshot_wanted = false;
   ++snapshots;
-  changed.notify_all();
+  notify();
 }
 
 void Loop::Impl::fail(const std::string& why) {
@@ -573,7 +592,7 @@ void Loop::Impl::finish(const std::string& why) {
   open_ops.clear();
   to_start.clear();
   finished = true;
-  changed.notify_all();
+  notify();
 }
 
 }  // namespace gradwire::io

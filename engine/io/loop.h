@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "io/address.h"
+#include "io/bell.h"
 #include "io/drop.h"
 #include "io/gate.h"
 #include "io/socket.h"
@@ -35,8 +36,10 @@ struct Snapshot {
 class Loop {
  public:
   // Binds the socket. `config` has the length of datagrams without the tags that `keys` append.
-  // Throws std::system_error whose text has the address, and std::runtime_error without libcrypto.
-  Loop(const EndpointConfig& config, const Keys& keys, const std::string& host, uint16_t port);
+  // `bell` rings whenever a caller may have something to take. Throws std::system_error whose text
+  // has the address, and std::runtime_error without libcrypto.
+  Loop(const EndpointConfig& config, const Keys& keys, const std::string& host, uint16_t port,
+       std::shared_ptr<Bell> bell = nullptr);
   // Closes the engine. In a forked child, which has no engine thread, it does nothing.
   ~Loop();
   Loop(const Loop&) = delete;
@@ -65,7 +68,10 @@ class Loop {
 
   // Fails the endpoint for a reason of the caller's, which the peers are told.
   void fail(const std::string& why);
+  void fail(const Failure& why);
 
+  // Begins to close without waiting.
+  void begin_close();
   // Closes the endpoint, joins the thread and fails open ops. Any thread may call it, and more than
   // once.
   void close();

@@ -138,7 +138,8 @@ void Fabric::check_op(uint64_t op) {
   }
   for (const size_t i : ended) {
     if (outcomes.size() == 1) break;
-    const std::string wrong = check_replicas(outcomes[i], outcomes[i == 0 ? 1 : 0]);
+    const std::string wrong =
+        check_replicas(outcomes[i], outcomes[i == 0 ? 1 : 0], options_.endpoint);
     if (!wrong.empty()) violate(op_name(op) + ": a rank " + wrong + " than another");
   }
   if (outcomes.size() != options_.workers || !violations_.empty()) return;

@@ -273,6 +273,21 @@ void Fabric::run_beside(Fabric& other, Nanos until) {
   }
 }
 
+bool Fabric::run_together(std::span<Fabric* const> fabrics, Nanos until) {
+  const auto over = [](const Fabric* fabric) {
+    return fabric->open_runs_ == 0 || fabric->broken();
+  };
+  while (!std::ranges::all_of(fabrics, over)) {
+    Fabric& first = **std::ranges::min_element(fabrics, {}, &Fabric::next_event);
+    if (first.next_event() > until) {
+      for (Fabric* fabric : fabrics) fabric->now_ = until;
+      return false;
+    }
+    first.next();
+  }
+  return true;
+}
+
 void Fabric::next() {
   const Event event = queue_.pop();
   now_ = event.time;

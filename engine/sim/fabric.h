@@ -123,6 +123,8 @@ class Fabric {
   // Runs this and another fabric on one clock: event by event, the earlier first. It ends at
   // `until`, when either has no open op, or when a check fails.
   void run_beside(Fabric& other, Nanos until);
+  // Runs fabrics on one clock until all ops of all of them are done; true when they are.
+  static bool run_together(std::span<Fabric* const> fabrics, Nanos until);
 
   // ---- results
   const OpReport* report(uint16_t worker, uint64_t op) const;  // null while it runs

@@ -38,7 +38,7 @@ class OpCheck {
       : outcomes_(outcomes),
         config_(config),
         plan_(*outcomes[0].plan),
-        grid_(plan_, config.datagram_bytes, config.aggregators()),
+        grid_(plan_, config.datagram_bytes, config.aggregators(), config.engine, config.engines),
         exact_(plan_.exact()) {
     for (const Outcome& outcome : outcomes) sent_.push_back(outcome.input->data());
     if (plan_.format.plain()) return;
@@ -63,7 +63,7 @@ class OpCheck {
     if (plan_.pull == Pull::lossy) return check_lossy();
     if (config_.servers == 0) wrong = collect_withheld();
     for (uint32_t c = 0; c < grid_.chunks() && wrong.empty(); ++c) {
-      wrong = check_chunk(c, outcomes_[0]);
+      if (grid_.holds(c)) wrong = check_chunk(c, outcomes_[0]);
     }
     if (wrong.empty()) wrong = check_pull_bound();
     return wrong;
@@ -75,7 +75,7 @@ class OpCheck {
     for (size_t w = 0; w < outcomes_.size(); ++w) {
       const Outcome& outcome = outcomes_[w];
       for (uint32_t c = 0; c < grid_.chunks(); ++c) {
-        const bool own = config_.servers == 0 && grid_.aggregator_of(c) == w;
+        const bool own = config_.servers == 0 && grid_.aggregator_of(c) == w && grid_.holds(c);
         const float* const got = outcome.output->data() + grid_.offset[c];
         const std::string where = "rank " + std::to_string(w) + ", " + chunk_text(grid_, c) + ": ";
         if (own) {
@@ -370,7 +370,7 @@ class OpCheck {
 std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
   const Plan& plan = *outcome.plan;
   const OpReport& report = *outcome.report;
-  const Grid grid(plan, config.datagram_bytes, config.aggregators());
+  const Grid grid(plan, config.datagram_bytes, config.aggregators(), config.engine, config.engines);
   if (report.counted.size() != grid.chunks() || report.applied.size() != grid.chunks()) {
     return "the masks do not have one entry per chunk";
   }
@@ -378,10 +378,12 @@ std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
     return "delivered does not have one entry per region";
   }
   for (const uint32_t c : *outcome.critical) {
-    if (report.counted[c] == 0) return chunk_text(grid, c) + " is critical and did not count";
+    if (grid.holds(c) && report.counted[c] == 0)
+      return chunk_text(grid, c) + " is critical and did not count";
   }
   std::vector<uint64_t> missing(plan.regions.size());
   std::vector<uint64_t> losable(plan.regions.size());
+  std::vector<uint64_t> held(plan.regions.size());  // elements of this engine's chunks
   for (const Grid::Shard& shard : grid.shards) {
     const std::vector<ShardRegion> parts = shard_regions(plan, grid, shard);
     std::vector<uint64_t> missing_here(plan.regions.size());
@@ -390,6 +392,7 @@ std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
     }
     for (uint32_t r = 0; r < plan.regions.size(); ++r) {
       missing[r] += missing_here[r];
+      held[r] += parts[r].elements;
       losable[r] += parts[r].losable;
       if (missing_here[r] > parts[r].losable && !goes_by_time(plan, r)) {
         return "region " + std::to_string(r) + " misses " + std::to_string(missing_here[r]) +
@@ -413,7 +416,7 @@ std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
              std::to_string(missing[r]) + " elements";
     }
     const double delivered =
-        1.0 - static_cast<double>(missing[r]) / static_cast<double>(region.length);
+        static_cast<double>(held[r] - missing[r]) / static_cast<double>(region.length);
     if (std::fabs(report.delivered[r] - delivered) > 1e-9) {
       return "region " + std::to_string(r) + " is reported as " +
              std::to_string(report.delivered[r]) + " delivered, the mask says " +
@@ -423,13 +426,17 @@ std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
   return "";
 }
 
-std::string check_replicas(const Outcome& one, const Outcome& other) {
-  if (one.plan->pull != Pull::exact && one.plan->pull != Pull::committed) return "";
-  if (one.plan->hash() != other.plan->hash()) return "succeeds with another plan";
+std::string check_replicas(const Outcome& one, const Outcome& other, const EndpointConfig& config) {
+  const Plan& plan = *one.plan;
+  if (plan.pull != Pull::exact && plan.pull != Pull::committed) return "";
+  if (plan.hash() != other.plan->hash()) return "succeeds with another plan";
   if (one.report->applied != other.report->applied) return "applied other chunks";
-  if (std::memcmp(one.output->data(), other.output->data(), one.output->size() * sizeof(float)) !=
-      0) {
-    return "holds other results";
+  const Grid grid(plan, config.datagram_bytes, config.aggregators(), config.engine, config.engines);
+  for (const Grid::Shard& shard : grid.shards) {
+    const uint64_t begin = grid.offset[shard.begin];
+    if (std::memcmp(one.output->data() + begin, other.output->data() + begin,
+                    (grid.offset[shard.end] - begin) * sizeof(float)) != 0)
+      return "holds other results";
   }
   return "";
 }

@@ -28,7 +28,7 @@ std::string check_worker(const Outcome& outcome, const EndpointConfig& config);
 
 // Checks two workers that succeeded, whatever became of the others: where replicas are promised,
 // they applied the same chunks and hold the same bits.
-std::string check_replicas(const Outcome& one, const Outcome& other);
+std::string check_replicas(const Outcome& one, const Outcome& other, const EndpointConfig& config);
 
 // Checks an op that succeeded at all workers, in rank order. Replicas are identical to the bit,
 // every value follows from the masks (to the bit for exact plans), and owners have the withheld

@@ -72,14 +72,18 @@ class Plan:
     def elements(self) -> int: ...
     @property
     def hash(self) -> int: ...
-    def effective_bounds(self, datagram_bytes: int, aggregators: int) -> list[float]: ...
+    def effective_bounds(
+        self, datagram_bytes: int, aggregators: int, engines: int = 1
+    ) -> list[float]: ...
 
 def chunk_grid(
     plan: Plan, datagram_bytes: int, aggregators: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
     """Returns element offset, length, region index and aggregator index of each chunk."""
 
-def least_memory_limit(plan: Plan, datagram_bytes: int, workers: int, servers: int = 0) -> int:
+def least_memory_limit(
+    plan: Plan, datagram_bytes: int, workers: int, servers: int = 0, engines: int = 1
+) -> int:
     """Returns the memory limit of an engine below which a job cannot take an op of this plan."""
 
 def round_trip(
@@ -223,7 +227,9 @@ class Completion:
         """
 
 class Engine:
-    """One UDP engine of this process: one socket, and one thread that never takes the GIL.
+    """One UDP engine of this process, whose threads never take the GIL.
+
+    It has one thread and one socket, or several that divide the chunks of every op among them.
 
     Endpoints 0 … workers - 1 are the workers (ranks), then the servers; servers=0 is the sharded
     route.
@@ -253,12 +259,23 @@ class Engine:
         ranks: Sequence[int] = (),  # the workers' ranks in texts; empty for 0, 1, 2, …
         auth: str = "none",  # or "headers", "whole", "secret": what of a datagram its tag covers
         cipher: str = "aes-128-gcm",  # or "chacha20-poly1305"
-        secrets: Sequence[tuple[bytes, bytes] | None] = (),  # by endpoint: to there, from there
+        # By endpoint: to there, from there; first all of the first thread, then those of the next.
+        secrets: Sequence[tuple[bytes, bytes] | None] = (),
+        engines: int = 1,  # threads, alike at all endpoints
+        ports: Sequence[int] = (),  # instead of port: those to try in order
     ) -> None: ...
     @property
-    def address(self) -> tuple[str, int]: ...
-    def connect(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Takes the addresses of all endpoints in order (own included), and starts the pings."""
+    def address(self) -> tuple[str, int]:
+        """The address of the first thread's socket."""
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """The address of each thread's socket."""
+    def connect(self, *addresses: Sequence[tuple[str, int]]) -> None:
+        """Takes the addresses of all endpoints in order (own included), and starts the pings.
+
+        Args:
+            addresses: One list for each thread: those of the other endpoints' same thread.
+        """
     def wait_connected(self, timeout_ns: int) -> list[int]:
         """Waits without the GIL until every endpoint answered; returns those that have not."""
     def all_reduce(
@@ -374,6 +391,8 @@ class Fabric:
         session: int = 1,
         trace_limit: int = 0,
         beside: Fabric | None = None,
+        engine: int = 0,
+        engines: int = 1,
     ) -> None: ...
     @property
     def now_ns(self) -> int: ...
@@ -432,6 +451,8 @@ class Fabric:
     def forget(self) -> None: ...
     def run(self, until_ns: int, until_done: bool = True) -> bool: ...
     def run_beside(self, other: Fabric, until_ns: int) -> None: ...
+    @staticmethod
+    def run_together(fabrics: Sequence[Fabric], until_ns: int) -> bool: ...
     def completion(self, worker: int, op: int, lane: int = 0) -> Completion | None: ...
     def result(self, worker: int, op: int, lane: int = 0) -> NDArray[np.float32]: ...
     def finished_at_ns(self, worker: int, op: int, lane: int = 0) -> int: ...

@@ -259,6 +259,12 @@ def server(
             "else 0"
         ),
     ] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option(
+            help="engine threads, as many as the workers have; else GRADWIRE_CORES, else 1"
+        ),
+    ] = None,
     dscp: Annotated[
         int | None,
         typer.Option(help="DSCP of its datagrams, 0 to 63; else GRADWIRE_DSCP, else 0"),
@@ -293,6 +299,7 @@ def server(
             "port": port,
             "rendezvous_timeout": timeout,
             "dscp": dscp,
+            "cores": cores,
         }
         given = {name: value for name, value in options.items() if value is not None}
         settings = Settings.build(given)  # the rest comes from the environment

@@ -28,6 +28,10 @@ struct EndpointConfig {
   uint8_t dscp = 0;             // of all datagrams whose plan gives no other
   bool ecn = true;              // acknowledged packets go as ECT(0) where the path carries it
   std::vector<uint32_t> ranks;  // the workers' names in texts; empty: 0, 1, 2, …
+  // Endpoints of one process divide the chunks of each op among them, and the windows of their
+  // host's port: how many there are, and which of them this is.
+  uint16_t engines = 1;
+  uint16_t engine = 0;
 
   // The bytes on the wire of a full datagram.
   uint32_t wire_bytes() const { return datagram_bytes + kOverhead; }

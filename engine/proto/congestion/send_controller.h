@@ -22,10 +22,13 @@ namespace gradwire {
 
 class SendController {
  public:
-  SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing, size_t paths)
+  // `engines`: how many of them share the port; each has its part of the windows.
+  SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing, size_t paths,
+                 double engines = 1)
       : wire_bytes_(wire_bytes),
         pacing_(pacing),
-        window_(kFirst * wire_bytes, {kLeast * wire_bytes, kMost, delay_target, kEvidence}),
+        window_(kFirst / engines * wire_bytes,
+                {kLeast / engines * wire_bytes, kMost, delay_target, kEvidence}),
         departing_(paths),
         longest_(paths),
         told_(paths, 1.0) {}

@@ -9,8 +9,9 @@ namespace {
 constexpr uint32_t kMostStanding = 12;
 }  // namespace
 
-uint32_t CreditPool::standing_for(uint32_t senders) {
-  return std::clamp<uint32_t>(kStanding / std::max<uint32_t>(1, senders), 1, kMostStanding);
+uint32_t CreditPool::standing_for(uint32_t senders, uint32_t engines) {
+  const uint32_t each = std::min(kStanding / std::max<uint32_t>(1, senders), kMostStanding);
+  return std::max<uint32_t>(1, each / engines);
 }
 
 void CreditPool::ask(Credit& credit, uint64_t demand) {

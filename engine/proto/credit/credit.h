@@ -37,9 +37,9 @@ class CreditPool {
   // `standing`: the packets that each sender may always send, without having reported a backlog.
   CreditPool(uint32_t senders, uint32_t standing)
       : senders_(senders), standing_(standing), idle_(senders) {}
-  // The standing credit of a receiver with so many senders. All of them together have about the
-  // first receive window at most.
-  static uint32_t standing_for(uint32_t senders);
+  // The standing credit of a receiver with so many senders, at one of so many engines. All of them
+  // together have about the first receive window at most.
+  static uint32_t standing_for(uint32_t senders, uint32_t engines = 1);
 
   void ask(Credit& credit, uint64_t demand);
   // The sender can want no more than this.

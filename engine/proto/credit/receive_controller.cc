@@ -15,19 +15,25 @@ constexpr double kEvidence = 32;
 // window keeps its size and target, because its pace follows losses.
 constexpr uint32_t kSmallest = 4;
 
-// Bytes: the first window. It covers what peers may send without having asked.
+// Bytes: the first window, and the smallest one. Several engines divide them. The first covers what
+// peers may send without having asked.
 double first_window(const ReceiveController::Setup& setup) {
-  return static_cast<double>(std::max(CreditPool::kStanding, setup.workers)) * setup.wire_bytes;
+  const double packets = std::max(CreditPool::kStanding, setup.workers);
+  return packets / setup.engines * setup.wire_bytes;
+}
+double smallest_window(const ReceiveController::Setup& setup) {
+  const double packets = std::max(kSmallest, setup.senders);
+  return packets / setup.engines * setup.wire_bytes;
 }
 }  // namespace
 
 ReceiveController::ReceiveController(const Setup& setup)
-    : credit(setup.senders, CreditPool::standing_for(setup.senders)),
+    : credit(setup.senders, CreditPool::standing_for(setup.senders, setup.engines)),
       endpoints_(setup.endpoints),
       wire_bytes_(setup.wire_bytes),
       server_(setup.server),
-      window_(first_window(setup), {first_window(setup), setup.buffer, setup.target, kEvidence,
-                                    1.0 * std::max(kSmallest, setup.senders) * setup.wire_bytes}),
+      window_(first_window(setup),
+              {first_window(setup), setup.buffer, setup.target, kEvidence, smallest_window(setup)}),
       delay_(setup.endpoints) {}
 
 bool ReceiveController::marked(Nanos round, Nanos now) {

@@ -51,6 +51,7 @@ class ReceiveController {
     double buffer = 0;        // bytes that may wait unread here
     Nanos target = 0;         // the queue aimed at
     bool server = false;
+    uint32_t engines = 1;  // that share the port
   };
   explicit ReceiveController(const Setup& setup);
 

@@ -188,8 +188,8 @@ void Endpoint::check_deadlines(Nanos now) {
 
 // ---- the end
 
-void Endpoint::fail(const std::string& why, Nanos now) {
-  fail(Failure{why, port_.config.endpoint}, now);
+void Endpoint::give_up(Failure why, Nanos now) {
+  fail(std::move(why), now);
   catch_up();
 }
 

@@ -86,7 +86,7 @@ class Endpoint {
   void limit(uint16_t peer, uint32_t bytes, Nanos now);
   bool next_event(Event& event);
   // Fails for a reason of the caller's, which the peers are told.
-  void fail(const std::string& why, Nanos now);
+  void give_up(Failure why, Nanos now);
   // Sends BYE to the peers and serves what they still need. Event::closed follows once all is
   // acknowledged: within `linger`, or later while peers still take results.
   void close(Nanos now, Nanos linger);

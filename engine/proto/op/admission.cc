@@ -67,7 +67,7 @@ Admission::Took Admission::add_open(uint64_t id, uint16_t worker, uint32_t part,
     const bool next = id == table_.next_admitted(id);
     if (!next || memory_.held() + cost > memory_.limit) {
       if (next && stuck(id))
-        why = {"memory_limit=" + std::to_string(memory_.limit) + " at " +
+        why = {"memory_limit=" + std::to_string(memory_.limit * config_.engines) + " at " +
                    config_.name(config_.endpoint) + ": it does not hold the OPENs of " +
                    op_name(id) + "; raise it, or use fewer regions",
                config_.endpoint, Cause::memory};
@@ -147,11 +147,12 @@ bool Admission::stuck(uint64_t id) const {
 Failure Admission::too_large(uint64_t id, uint64_t step, uint64_t need) const {
   const bool alone = need > memory_.most_of_ops();
   const uint64_t held = alone ? 0 : memory_.ops + memory_.waiting;
-  return {"memory_limit=" + std::to_string(config_.memory_limit) + " at " +
+  const uint64_t least = Memory::least_limit(held + need) * config_.engines;
+  return {"memory_limit=" + std::to_string(config_.memory_limit * config_.engines) + " at " +
               config_.name(config_.endpoint) + ": step " + std::to_string(step) + ", " +
-              op_name(id) + " needs at least " + std::to_string(Memory::least_limit(held + need)) +
-              " bytes" + (alone ? "" : ", with what runs beside it") +
-              "; raise it, or use smaller buckets" + (config_.servers ? " or more servers" : ""),
+              op_name(id) + " needs at least " + std::to_string(least) + " bytes" +
+              (alone ? "" : ", with what runs beside it") + "; raise it, or use smaller buckets" +
+              (config_.servers ? " or more servers" : ""),
           config_.endpoint, Cause::memory};
 }
 

@@ -33,7 +33,7 @@ std::string hex(uint64_t value) {
 Op::Op(OpSpec what, const EndpointConfig& config, Memory& memory, bool works, Nanos now)
     : id(what.op),
       spec(with_classes(std::move(what))),
-      grid(spec.plan, config.datagram_bytes, config.aggregators()),
+      grid(spec.plan, config.datagram_bytes, config.aggregators(), config.engine, config.engines),
       started(now),
       out(config.datagram_bytes),
       config_(config),

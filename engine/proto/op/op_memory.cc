@@ -38,10 +38,12 @@ uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
   const uint64_t begin = shard == 0 ? 0 : Grid::share_end(plan, aggregators, shard - 1);
   const uint64_t end = Grid::share_end(plan, aggregators, shard);
   const uint64_t all = Grid::count(plan, config.datagram_bytes);
-  // The chunk at the boundary of two shares may belong to either shard.
-  const uint64_t elements = std::min(plan.elements, end - begin + each);
-  const uint64_t chunks = std::min(all, Grid::count(plan, config.datagram_bytes, end) -
-                                            Grid::count(plan, config.datagram_bytes, begin) + 1);
+  // The chunk at the boundary of two shares may belong to either shard. Engines divide a shard by
+  // chunks, so a part has no more elements than its chunks can hold.
+  const uint64_t in_shard = Grid::count(plan, config.datagram_bytes, end) -
+                            Grid::count(plan, config.datagram_bytes, begin);
+  const uint64_t chunks = std::min(all, (in_shard + config.engines) / config.engines);
+  const uint64_t elements = std::min({plan.elements, end - begin + each, chunks * each});
   // Bytes by chunk: the arrays of Aggregator and Op.
   uint64_t of_chunk = 10;
   // Bytes by worker and chunk: bitmaps, and PullSender's states and lost chunks.
@@ -53,7 +55,8 @@ uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
   uint64_t results = 0;
   if (!format.plain()) {
     of_chunk += 8;
-    results = encoded_bytes(plan, format, each, begin, end);
+    const uint64_t longest = format.bytes(static_cast<uint32_t>(each));
+    results = std::min(encoded_bytes(plan, format, each, begin, end), (chunks + 2) * longest);
   }
   if (plan.pull == Pull::lossy && plan.control == Control::probe) of_worker_and_chunk += 5;
   const uint64_t plan_bytes = config.servers ? plan.serialize().size() : 0;

@@ -80,7 +80,8 @@ std::string check_messages(const OpSpec& spec, const EndpointConfig& config) {
            std::to_string(config.datagram_bytes) + " are agreed";
   const uint64_t all = Grid::count(spec.plan, config.datagram_bytes);
   if (longest_message(spec.plan, all, plan_bytes) <= kMaxMessage) return "";
-  const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
+  const Grid grid(spec.plan, config.datagram_bytes, config.aggregators(), config.engine,
+                  config.engines);
   for (const Grid::Shard& shard : grid.shards) {
     const uint64_t longest = longest_message(spec.plan, shard.size(), plan_bytes);
     if (longest <= kMaxMessage) continue;

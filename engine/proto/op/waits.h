@@ -28,6 +28,10 @@ struct Waits {
       if (peer >= counts_.size()) counts_.resize(peer + size_t{1});
       counts_[peer] += packets;
     }
+    void add(const Tally& other) {
+      for (size_t peer = 0; peer < other.counts_.size(); ++peer)
+        add(static_cast<uint16_t>(peer), other.counts_[peer]);
+    }
     Most most() const {
       Most found;
       for (size_t peer = 0; peer < counts_.size(); ++peer)
@@ -39,6 +43,14 @@ struct Waits {
     std::vector<uint64_t> counts_;
   };
 
+  // Adds what another part of the op waits for at the same endpoint.
+  void add(const Waits& other) {
+    for (const auto most :
+         {&Waits::opened, &Waits::pushed, &Waits::pulled, &Waits::queued, &Waits::burst})
+      (this->*most).note((other.*most).peer, (other.*most).value);
+    resent.add(other.resent);
+    missed.add(other.missed);
+  }
   // A packet has arrived: its number, the largest before it, and how long it queued.
   void arrived(uint16_t peer, uint64_t number, uint64_t largest, Nanos queue) {
     queued.note(peer, queue);

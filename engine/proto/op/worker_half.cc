@@ -164,21 +164,22 @@ void WorkerHalf::report_chunks(OpReport& r) const {
   r.applied.resize(chunks);
   const Plan& plan = spec_.plan;
   std::vector<uint64_t> counted(plan.regions.size());
+  std::vector<uint64_t> missing(plan.regions.size());
   for (uint16_t a = 0; a < aggregators(); ++a) {
     const PullReceiver& pull = pull_[a];
     for (uint32_t c = grid_.shards[a].begin; c < grid_.shards[a].end; ++c) {
       r.counted[c] = pull.counted(c);
       r.applied[c] = pull.wanted(c) && pull.has(c);
-      if (r.counted[c]) counted[grid_.region[c]] += grid_.length(c);
+      (r.counted[c] ? counted : missing)[grid_.region[c]] += grid_.length(c);
       if (pull.takes_results() && !r.applied[c])
         std::memset(spec_.data.at(grid_.offset[c]), 0, spec_.data.width() * grid_.length(c));
     }
   }
   for (uint32_t i = 0; i < plan.regions.size(); ++i) {
     const Region& region = plan.regions[i];
-    const double fraction = static_cast<double>(counted[i]) / static_cast<double>(region.length);
-    r.delivered.push_back(fraction);
-    if (1.0 - fraction > region.bound + 1e-9) r.exceeded.push_back(i);
+    const auto length = static_cast<double>(region.length);
+    r.delivered.push_back(static_cast<double>(counted[i]) / length);
+    if (static_cast<double>(missing[i]) / length > region.bound + 1e-9) r.exceeded.push_back(i);
   }
 }
 

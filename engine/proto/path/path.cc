@@ -22,8 +22,9 @@ constexpr Nanos kTrialInterval = 50 * kMillisecond;
 Path::Path(uint16_t endpoint, Port& shared, Nanos now)
     : peer(endpoint), port(shared), limit(shared.config.datagram_bytes) {
   const EndpointConfig& config = port.config;
-  allowed.credit = CreditPool::standing_for(config.peers_of(endpoint));
-  grant.granted = grant.granted_sent = CreditPool::standing_for(config.peers_of(config.endpoint));
+  allowed.credit = CreditPool::standing_for(config.peers_of(endpoint), config.engines);
+  grant.granted = grant.granted_sent =
+      CreditPool::standing_for(config.peers_of(config.endpoint), config.engines);
   life.last_heard = now;
   life.ping_now = true;
   if (!config.ecn) ecn.sent.off();

@@ -21,10 +21,11 @@ namespace gradwire {
 struct Port {
   explicit Port(const EndpointConfig& c)
       : config(c),
-        sender(c.wire_bytes(), c.delay_target, c.pacing, c.endpoints()),
-        receiver({c.endpoints(), c.peers_of(c.endpoint), c.workers, c.wire_bytes(),
-                  std::max(kUnreadShare * c.receive_buffer, kLeastUnread * c.datagram_bytes),
-                  c.delay_target, c.endpoint >= c.workers}),
+        sender(c.wire_bytes(), c.delay_target, c.pacing, c.endpoints(), c.engines),
+        receiver(
+            {c.endpoints(), c.peers_of(c.endpoint), c.workers, c.wire_bytes(),
+             std::max(kUnreadShare * c.receive_buffer / c.engines, kLeastUnread * c.datagram_bytes),
+             c.delay_target, c.endpoint >= c.workers, c.engines}),
         dscp(c.dscp) {
     memory.limit = c.memory_limit;
     counters.now.path_limit = c.datagram_bytes;

@@ -43,7 +43,8 @@ uint32_t Grid::elements_of_chunks(const Plan& plan, uint32_t agreed) {
   return plan.format.chunk_elements(bytes - wire::kHeaderBytes);
 }
 
-Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
+Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators, uint16_t engine,
+           uint16_t engines) {
   chunk_elements = elements_of_chunks(plan, agreed);
   const uint64_t count = Grid::count(plan, agreed);
   offset.reserve(count + 1);
@@ -66,6 +67,8 @@ Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
     if (a + 1 == aggregators) chunk = chunks();
     shards[a].end = chunk;
   }
+  if (engines == 1) return;
+  for (Shard& shard : shards) shard = shard.part_of(engine, engines);
 }
 
 uint64_t Grid::count(const Plan& plan, uint32_t agreed, uint64_t until) {

@@ -1,5 +1,8 @@
 // Grid divides an op's elements into chunks, and the chunks among the aggregators. It is a pure
 // function of plan, datagram size and number of aggregators, so all endpoints compute the same.
+//
+// Where several engines of a process share its ops, each has the grid of the whole op, and of each
+// shard the part that is its own.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +17,23 @@ struct Grid {
     uint32_t begin = 0;  // chunk ids [begin, end)
     uint32_t end = 0;
     uint32_t size() const { return end - begin; }
+    // The part of one of several engines: parts are alike within a chunk, and cover it in order.
+    Shard part_of(uint16_t engine, uint16_t engines) const {
+      const auto cut = [&](uint32_t n) {
+        return begin + static_cast<uint32_t>(uint64_t{size()} * n / engines);
+      };
+      return {cut(engine), cut(engine + 1u)};
+    }
   };
 
   uint32_t chunk_elements = 0;
   std::vector<uint64_t> offset;  // by chunk; one entry more than chunks
   std::vector<uint32_t> region;  // by chunk
-  std::vector<Shard> shards;     // by aggregator
+  std::vector<Shard> shards;     // by aggregator: what of its shard is this engine's
 
   Grid() = default;
-  Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators);
+  Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators, uint16_t engine = 0,
+       uint16_t engines = 1);
   // The elements of the longest chunk. `agreed`: the datagram size of plans that name none.
   static uint32_t elements_of_chunks(const Plan& plan, uint32_t agreed);
   // The number of chunks, or of those that begin before element `until`.
@@ -36,6 +47,11 @@ struct Grid {
     return static_cast<uint32_t>(offset[chunk + 1] - offset[chunk]);
   }
   uint16_t aggregator_of(uint32_t chunk) const;
+  // True for the chunks of this engine.
+  bool holds(uint32_t chunk) const {
+    const uint16_t aggregator = aggregator_of(chunk);
+    return aggregator < shards.size() && chunk >= shards[aggregator].begin;
+  }
   // The chunks of a region inside a shard.
   Shard part(const Shard& shard, uint32_t of_region) const;
 };

@@ -16,7 +16,7 @@ void bind_credit(nb::module_& module) {
       .def("outdated", &Credit::outdated, "rtprop"_a, "eager"_a);
   nb::class_<CreditPool>(module, "CreditPool")
       .def(nb::init<uint32_t, uint32_t>(), "senders"_a, "standing"_a)
-      .def_static("standing_for", &CreditPool::standing_for, "senders"_a)
+      .def_static("standing_for", &CreditPool::standing_for, "senders"_a, "engines"_a = 1)
       .def("ask", &CreditPool::ask, "credit"_a, "demand"_a)
       .def("lower", &CreditPool::lower, "credit"_a, "most"_a)
       .def(

@@ -40,6 +40,8 @@ SHORTEST_S = 0.01
 """The shortest time-out of a rendezvous or a transfer; no store and no path is faster."""
 SMALLEST_MEMORY = 1 << 20
 """The least memory in bytes that an engine may hold for its peers: some peers' first packets."""
+MOST_CORES = 64
+"""The most threads of an engine; far fewer fill any port."""
 SHORTEST_PEER_S = 1.0
 """The shortest `peer_timeout`: five pings fit into it, and a busy machine delays some of them."""
 
@@ -53,6 +55,7 @@ OF_ENGINES = (
     "dscp",
     "ecn",
     "auth",
+    "cores",
 )
 """The settings of an engine, on which two users of one engine must agree."""
 
@@ -77,8 +80,8 @@ class Settings:
             with the host's interfaces when the ranks meet. Allowed: one name or address of this
             host, or None.
         port: UDP port: 0 for any free one, a number, or a range, as "29600-29700" or a pair, of
-            which each process takes the first free one. Allowed: [0, 65535], or a range of ports
-            above 0.
+            which each process takes the first free one, or with `cores` as many. Allowed:
+            [0, 65535], or a range of ports above 0.
         datagram: Largest UDP payload, 0 for what the smallest MTU between the ranks allows. Unit:
             bytes. Allowed: 0 or [256, 8972].
         rendezvous_timeout: How long to wait for the peers to appear. Unit: seconds. Allowed: [0.01,
@@ -122,6 +125,10 @@ class Settings:
         ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
             that does not carry ECT is detected, and goes without in any case. Allowed: True or
             False.
+        cores: How many threads of this process carry each transfer, each with a socket and a port
+            of its own. More than one pay on networks faster than one core can serve. All processes
+            of a job need the same number. Unit: threads. Allowed: [1, 64], no more than the cores
+            that the process may use.
         auth: How datagrams are authenticated without a key of the user's: "session", by a key that
             the ranks make when they meet, all but the values of chunks; "whole", the values too;
             "none", not at all, for private networks; None for "session". Allowed: "none",
@@ -164,6 +171,7 @@ class Settings:
     auth: str | None = None
     key: str | None = dataclasses.field(default=None, repr=False)
     key_file: str | os.PathLike[str] | None = None
+    cores: int = 1
     min_bytes: int = 1 << 16
 
     def __post_init__(self) -> None:
@@ -246,6 +254,7 @@ class Settings:
         if isinstance(self.key_file, os.PathLike):
             object.__setattr__(self, "key_file", os.fspath(self.key_file))
         check_key(self.auth, self.key, self.key_file)
+        _whole("cores", self.cores, 1, MOST_CORES)
         _whole("min_bytes", self.min_bytes, 1, 1 << 62)
 
     @property
@@ -299,6 +308,7 @@ class Settings:
             "servers": self.server_count,
             "hosts": self.hosts,
             "auth": self.authentication,
+            "cores": self.cores,
             "error_feedback": self.feedback,
             "max_age": self.max_age,
             "floor": self.floor,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import functools
 import os
 import platform
 from collections.abc import Callable
@@ -33,10 +32,10 @@ from gradwire.transport.addresses import (
     describe_interfaces,
     is_loopback,
     local_addresses,
-    on_first_free,
     reachable_interfaces,
 )
 from gradwire.transport.native import load_engine
+from gradwire.transport.open_engine import check_cores
 
 FEWEST_CPUS = 2
 """One for the engine's thread, one for training."""
@@ -237,18 +236,23 @@ def _mtu(own: LocalAddress, settings: Settings) -> Finding:
 
 def _socket(host: Host, own: LocalAddress, settings: Settings) -> list[Finding]:
     native = load_engine()
-    make = functools.partial(
-        native.Engine,
-        endpoint=0,
-        workers=1,
-        servers=0,
-        session=1,
-        address=own.bound,
-        dscp=settings.dscp,
-        ecn=settings.ecn,
-    )
     try:
-        engine = on_first_free(settings.ports, lambda port: make(port=port))
+        check_cores(settings.cores)
+    except ConfigError as error:
+        typed = f"export GRADWIRE_CORES={len(os.sched_getaffinity(0))}"
+        return [Finding("problem", "CPUs", f"{error}.", typed)]
+    try:
+        engine = native.Engine(
+            endpoint=0,
+            workers=1,
+            servers=0,
+            session=1,
+            address=own.bound,
+            ports=settings.ports,
+            engines=settings.cores,
+            dscp=settings.dscp,
+            ecn=settings.ecn,
+        )
     except (OSError, ValueError) as error:
         in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         typed = f"ss -ulpn 'sport = :{settings.ports[0]}'   # names the process" if in_use else ""
@@ -257,12 +261,14 @@ def _socket(host: Host, own: LocalAddress, settings: Settings) -> list[Finding]:
         return [Finding("problem", "port", f"{where} cannot be opened: {why}.", typed)]
     try:
         host.features = dict(engine.features())
-        port = engine.address[1]
+        ports = [str(port) for _, port in engine.addresses]
     finally:
         engine.close()
     findings = [_buffers(host.features), *_offloads(host.features), _ecn(host.features, settings)]
     if settings.port:
-        text = f"UDP port {port} is free; each process of a host needs its own."
+        several = "ports" if len(ports) > 1 else "port"
+        are = "are" if len(ports) > 1 else "is"
+        text = f"UDP {several} {', '.join(ports)} {are} free; each process of a host needs its own."
         findings.append(Finding("ok", "port", text))
     return findings
 

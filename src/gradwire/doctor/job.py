@@ -231,6 +231,7 @@ def _examine(
             host=socket.gethostname(),
             identity=host_identity(),
             interfaces=reachable_interfaces() if host.addresses else {},
+            configuration={"cores": settings.cores},
         ),
     )
     mine = {

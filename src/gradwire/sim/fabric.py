@@ -169,6 +169,9 @@ class Fabric:
         trace: Number of datagrams that `trace()` keeps.
         beside: The fabric of another job on the same hosts: both share its ports, and this one's
             time goes on from its time. From then on, `run_beside` runs both.
+        engines: Number of engines of each host, which divide every op among them; each has a fabric
+            of its own (`gradwire.sim.cores`).
+        engine: Which of them this fabric has.
 
     Raises:
         ValueError: An argument is not allowed.
@@ -202,6 +205,8 @@ class Fabric:
         session: int = 1,
         trace: int = 0,
         beside: Fabric | None = None,
+        engines: int = 1,
+        engine: int = 0,
     ) -> None:
         self.workers = workers
         self.servers = servers
@@ -227,6 +232,8 @@ class Fabric:
             session=session,
             trace_limit=trace,
             beside=None if beside is None else beside._core,
+            engines=engines,
+            engine=engine,
         )
 
     # ------------------------------------------------------------------ time
@@ -280,6 +287,25 @@ class Fabric:
         if check:
             self.check()
             other.check()
+
+    @staticmethod
+    def run_together(fabrics: Sequence[Fabric], until: float = 120.0) -> bool:
+        """Runs several jobs on the same ports, until a time or until all their ops are done.
+
+        Args:
+            fabrics: The jobs; all but the first were made `beside` the first.
+            until: Seconds since the start of the first.
+
+        Returns:
+            Whether all ops are done.
+
+        Raises:
+            BrokenInvariantError: A check failed.
+        """
+        done = load_engine().Fabric.run_together([each._core for each in fabrics], _ns(until))
+        for fabric in fabrics:
+            fabric.check()
+        return bool(done)
 
     def check(self) -> None:
         """Raises BrokenInvariantError where a check has failed; compares finished results again."""

@@ -432,7 +432,9 @@ def check_memory(settings: Settings, largest: tuple[str, int], world_size: int) 
         return
     native = load_engine()
     plan = native.Plan(elements=elements, regions=[(0, elements, 0.0)])
-    least = native.least_memory_limit(plan, settings.datagram or LARGEST_DATAGRAM, world_size)
+    least = native.least_memory_limit(
+        plan, settings.datagram or LARGEST_DATAGRAM, world_size, engines=settings.cores
+    )
     if (settings.memory_limit or native.DEFAULT_MEMORY_LIMIT) >= least:
         return
     default = "" if settings.memory_limit else f"(the default, {native.DEFAULT_MEMORY_LIMIT})"

@@ -173,9 +173,10 @@ def is_link_local(address: str) -> bool:
     return parsed.version == 6 and parsed.is_link_local
 
 
-def with_port(address: str, port: int) -> str:
-    """Returns an address and a port as text, an IPv6 address in brackets."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+def with_port(address: str, *ports: int) -> str:
+    """Returns an address and its ports as text, an IPv6 address in brackets."""
+    host = f"[{address}]" if ":" in address else address
+    return f"{host}:{','.join(map(str, ports))}"
 
 
 def scoped(address: str, interface: str) -> str:

@@ -492,6 +492,8 @@ class Communicator(OfThisProcess):
                     self._grids.clear()
                 grid = ChunkGrid(*load_engine().chunk_grid(native, self.datagram, self.aggregators))
                 self._grids[cut] = grid
-            bounds = tuple(native.effective_bounds(self.datagram, self.aggregators))
+            bounds = tuple(
+                native.effective_bounds(self.datagram, self.aggregators, self.settings.cores)
+            )
             known = self._plans[key] = (grid, bounds)
         return known

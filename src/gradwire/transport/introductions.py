@@ -220,18 +220,23 @@ def _check_hosts(
 def _check_ports(
     meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
 ) -> None:
-    """Raises RendezvousError naming endpoints of one host for which its ports are too few."""
+    """Raises RendezvousError naming endpoints of one host for which its ports are too few.
+
+    Each takes a port for every one of its engine threads.
+    """
+    cores = max((int(str(each.configuration.get("cores", 1))) for each in everybody), default=1)
     takers: dict[tuple[object, ...], list[int]] = {}
     for each, place in zip(everybody, chosen, strict=True):
         if each.port:
             takers.setdefault((each.identity, place.address, each.port), []).append(each.endpoint)
     for (_, address, port), endpoints in takers.items():
         low, count = ports_of(port)[0], len(ports_of(port))
-        if len(endpoints) > count:
+        needed = cores * len(endpoints)
+        if needed > count:
             raise meeting.error(
-                f"{meeting.describe(endpoints)} are on one host and would all use port={port!r} "
-                f"of {address}: give them a range of as many ports, for example port="
-                f"'{low}-{low + len(endpoints) - 1}', or 0 for any free one",
+                f"{meeting.describe(endpoints)} are on one host and would use port={port!r} of "
+                f"{address}, and need {needed} ports: give them a range, for example port="
+                f"'{low}-{low + needed - 1}', or 0 for any free one",
                 endpoints,
             )
 

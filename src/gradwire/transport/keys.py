@@ -97,18 +97,19 @@ class KeyMaker:
         proof: bytes = native.hkdf_expand_label(early, "ext binder", _transcript(everybody))
         return proof.hex()
 
-    def engine_options(self, everybody: Sequence[Hello], core: int = 0) -> dict[str, Any]:
-        """Returns the arguments of the engine of one core for its gate.
+    def engine_options(self, everybody: Sequence[Hello], cores: int = 1) -> dict[str, Any]:
+        """Returns the arguments of the engine for its gates.
 
         Args:
-            core: Which engine of this endpoint; it talks to those of the same number elsewhere.
+            cores: Number of its threads; each talks to those of the same number elsewhere, and has
+                keys of its own.
         """
         if self.auth == "none":
             return {}
         return {
             "auth": MODES[self.auth],
             "cipher": AES if all(each.aes for each in everybody) else CHACHA,
-            "secrets": self._secrets(everybody, core),
+            "secrets": [each for core in range(cores) for each in self._secrets(everybody, core)],
         }
 
     def _early(self, key: bytes) -> bytes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from gradwire.transport.addresses import (
     LocalAddress,
     host_identity,
     local_addresses,
-    on_first_free,
     reachable_interfaces,
     scoped,
     with_port,
@@ -46,6 +45,17 @@ HURRIED_S = 5.0
 
 MOST_NAMED = 16
 """How many endpoints a line of the log, or a part of an error, names at most."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an endpoint can be reached: its address, and a port for each of its engine threads."""
+
+    address: str
+    ports: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return with_port(self.address, *self.ports)
 
 
 class OpenEngine:
@@ -87,6 +97,15 @@ def meet_servers(
     )
 
 
+def check_cores(cores: int) -> None:
+    """Checks that this process may use as many cores; raises ConfigError."""
+    usable = len(os.sched_getaffinity(0))
+    if cores > usable:
+        raise ConfigError.of(
+            "cores", cores, f"at most {usable}, the cores that this process may use"
+        )
+
+
 def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngine:
     """Meets the other endpoints, opens the engine and connects it; collective.
 
@@ -97,6 +116,7 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
     native = load_engine()
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
+        check_cores(settings.cores)
         offered = local_addresses(settings.interface, store_host(store))
         keys = KeyMaker(endpoint, settings)
     except (ConfigError, EngineMissingError) as error:
@@ -118,6 +138,7 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
                 "servers": servers,
                 "workers": workers,
                 "auth": keys.auth,
+                "cores": settings.cores,
             },
             session=new_session() if endpoint == 0 else 0,
             hello=keys.hello,
@@ -134,23 +155,23 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
     datagram = agree_datagram(meeting, everybody, chosen)
     own = chosen[endpoint]
     session = everybody[0].session
-    make = functools.partial(
-        native.Engine,
-        endpoint=endpoint,
-        workers=workers,
-        servers=servers,
-        session=session,
-        address=own.bound,
-        datagram_bytes=keys.without_tag(datagram),
-        peer_timeout_ns=int(settings.peer_timeout * 1e9),
-        memory_limit=settings.memory_limit,
-        dscp=settings.dscp,
-        ecn=settings.ecn,
-        ranks=meeting.names.ranks,
-        **keys.engine_options(hellos),
-    )
     try:
-        engine = on_first_free(settings.ports, lambda port: make(port=port))
+        engine = native.Engine(
+            endpoint=endpoint,
+            workers=workers,
+            servers=servers,
+            session=session,
+            address=own.bound,
+            ports=settings.ports,
+            engines=settings.cores,
+            datagram_bytes=keys.without_tag(datagram),
+            peer_timeout_ns=int(settings.peer_timeout * 1e9),
+            memory_limit=settings.memory_limit,
+            dscp=settings.dscp,
+            ecn=settings.ecn,
+            ranks=meeting.names.ranks,
+            **keys.engine_options(hellos, settings.cores),
+        )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
         what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
@@ -164,12 +185,14 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
             raise ConfigError(f"{who} {what}", setting="interface", value=own.bound) from error
         raise ConfigError(f"{who} {what}") from error
     try:
-        ports = meeting.exchange(str(engine.address[1]))
+        texts = meeting.exchange(json.dumps([port for _, port in engine.addresses]))
         places = [
-            (scoped(place.address, own.interface), int(port))
-            for place, port in zip(chosen, ports, strict=True)
+            Place(scoped(place.address, own.interface), tuple(json.loads(ports)))
+            for place, ports in zip(chosen, texts, strict=True)
         ]
-        engine.connect(places)
+        engine.connect(
+            *([(each.address, each.ports[n]) for each in places] for n in range(settings.cores))
+        )
         setup = _setup(engine, meeting, own, places, datagram)
         _connect(engine, meeting, everybody, places, datagram, settings.rendezvous_timeout, setup)
     except BaseException as error:
@@ -183,7 +206,7 @@ def _connect(
     engine: _engine.Engine,
     meeting: Meeting,
     everybody: list[Introduction],
-    places: list[tuple[str, int]],
+    places: list[Place],
     datagram: int,
     timeout_s: float,
     setup: str,
@@ -221,19 +244,18 @@ def _setup(
     engine: _engine.Engine,
     meeting: Meeting,
     own: LocalAddress,
-    places: list[tuple[str, int]],
+    places: list[Place],
     datagram: int,
 ) -> str:
     features = engine.features()
     peers = [
-        f"{meeting.describe([peer.endpoint])} at {with_port(*places[peer.endpoint])}"
-        for peer in engine.peers()
+        f"{meeting.describe([peer.endpoint])} at {places[peer.endpoint]}" for peer in engine.peers()
     ]
     switches = (("GSO", "udp_segment"), ("GRO", "udp_gro"), ("ECN", "ecn"))
     words = [f"{name} {'on' if features[key] else 'off'}" for name, key in switches]
     more = f" and {len(peers) - MOST_NAMED} more" if len(peers) > MOST_NAMED else ""
     return (
-        f"{meeting.describe([meeting.endpoint])}: UDP {with_port(*places[meeting.endpoint])}, "
+        f"{meeting.describe([meeting.endpoint])}: UDP {places[meeting.endpoint]}, "
         f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'unknown'}), datagrams of "
         f"{datagram} bytes, receive buffer {features['rcvbuf']} bytes (asked for "
         f"{features['rcvbuf_asked']}), send buffer {features['sndbuf']} (asked for "
@@ -278,7 +300,7 @@ def _hearing(engine: _engine.Engine, setup: str) -> Hearing:
 def _unconnected(
     meeting: Meeting,
     everybody: list[Introduction],
-    places: list[tuple[str, int]],
+    places: list[Place],
     hearings: list[Hearing],
     datagram: int,
     timeout_s: float,
@@ -324,7 +346,7 @@ def _unconnected(
             "GRADWIRE_DATAGRAM to the length that it carries, or raise its MTU"
         )
     where = ", ".join(
-        f"{meeting.describe([e])} at {with_port(*places[e])} on {everybody[e].host!r}"
+        f"{meeting.describe([e])} at {places[e]} on {everybody[e].host!r}"
         for e in at_fault[:MOST_NAMED]
     )
     return meeting.error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,6 +57,12 @@ def transport(
         list[str] | None,
         typer.Option(help="beside Gloo; may be given again [all but bf16 and gloo bf16]"),
     ] = None,
+    cores: Annotated[
+        str | None,
+        typer.Option(
+            help="compare numbers of engine threads of a rank, as in 1,2,4, by exact sums"
+        ),
+    ] = None,
     blocks: Annotated[int, typer.Option(min=1, help="turns of each contestant")] = 5,
     quick: Annotated[
         bool, typer.Option("--quick", help="only the cells of the marks: less than 20 minutes")
@@ -74,6 +81,7 @@ def transport(
 
     chosen = _chosen(network, ranks, size, offloads, quick)
     _check_contestants(contestant or [])
+    numbers = _numbers(cores, contestant)
     for name, path in (("--plot", plot), ("--profile", profile)):
         if path is not None:
             _make_room(name, path)
@@ -86,6 +94,7 @@ def transport(
             cells += run_ground(
                 ground,
                 names=contestant or [],
+                cores=numbers,
                 blocks=blocks,
                 progress=status.update,
                 profile=profile,
@@ -125,6 +134,23 @@ def _chosen(
     if any(each <= 0 for each in sizes):
         raise typer.BadParameter("--size: a buffer has at least 4 bytes, 0.00390625 KiB")
     return grounds(network or list(NETWORKS), ranks or RANKS, sizes or SIZES, offloads)
+
+
+def _numbers(cores: str | None, names: list[str] | None) -> list[int]:
+    """Return the numbers of engine threads to compare; none where no option names them."""
+    if cores is None:
+        return []
+    if names:
+        raise typer.BadParameter("--cores has contestants of its own")
+    usable = len(os.sched_getaffinity(0))
+    texts = [text.strip() for text in cores.split(",")]
+    for text in texts:
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= usable):
+            raise typer.BadParameter(
+                f"--cores {cores}: numbers from 1 to {usable}, the cores that this process may "
+                "use, with commas between"
+            )
+    return [int(text) for text in texts]
 
 
 def _check_contestants(names: list[str]) -> None:

@@ -100,12 +100,21 @@ def quick_grounds(offloads: str) -> list[Ground]:
     return found + grounds(["10g", "5g", "1g"], [4], shaped, offloads)
 
 
-def contestants(network: Preset, names: Collection[str] = ()) -> tuple[Entry, ...]:
+def contestants(
+    network: Preset, names: Collection[str] = (), cores: Collection[int] = ()
+) -> tuple[Entry, ...]:
     """Return the contestants, Gloo first.
 
     Args:
         names: those beside Gloo; all but `BFLOATS` if empty.
+        cores: numbers of engine threads with each of which the exact all-reduce takes part, beside
+            the floor alone.
     """
+    if cores:
+        numbers = sorted(set(cores))
+        threads = [gradwire_all_reduce(f"cores {each}", cores=each) for each in numbers]
+        floor = [entry for entry in contestants(network) if entry.name == "floor"]
+        return (GLOO, *threads, *floor)
     queue = network.queue if network.rate else 0
     every = (
         GLOO,

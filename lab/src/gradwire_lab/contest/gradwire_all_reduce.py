@@ -30,8 +30,15 @@ class GradwireAllReduce:
         pull: str = "exact",
         encoding: str = "f32",
         bfloats: bool = False,
+        cores: int | None = None,
     ) -> None:
-        """Choose the plan, see `make_plan`, or take the buffer's memory as bfloat16."""
+        """Choose the plan, see `make_plan`, or take the buffer's memory as bfloat16.
+
+        Args:
+            cores: engine threads of a rank; None for what the environment says.
+        """
+        self._group = "world" if cores is None else f"cores-{cores}"
+        self._settings = Settings.build({} if cores is None else {"cores": cores})
         self._bfloats = bfloats
         self._bound, self._spend, self._pull = bound, spend, pull
         self._encoding = encoding
@@ -40,7 +47,14 @@ class GradwireAllReduce:
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         self._rounds = Rounds(
-            Communicator(store, rank, world, Settings.build({}), timeout_s=ROUND_TIMEOUT)
+            Communicator(
+                store,
+                rank,
+                world,
+                self._settings,
+                group=self._group,
+                timeout_s=ROUND_TIMEOUT,
+            )
         )
 
     def run_round(self, buffer: torch.Tensor) -> None:
