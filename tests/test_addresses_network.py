@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from gradwire._engine import TAG_BYTES
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.transport.communicator import Communicator
 from host_ranks import Builder, HostRanks
@@ -123,7 +124,7 @@ def joined(ranks: HostRanks, **arguments: Any) -> list[dict[str, Any]]:
 def assert_works(outcomes: list[dict[str, Any]], datagram: int) -> None:
     for outcome in outcomes:
         assert outcome.get("sum") == 3.0, outcome
-        assert outcome["datagram"] == datagram
+        assert outcome["datagram"] == datagram - TAG_BYTES
         assert outcome["counters"]["send_too_long"] == 0
 
 
