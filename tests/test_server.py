@@ -488,7 +488,13 @@ def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again
             PROTOCOL_VERSION,
             (LocalAddress("127.0.0.1"),),
             identity=host_identity(),
-            configuration={"route": "server", "servers": 1, "workers": 1, "auth": "none"},
+            configuration={
+                "route": "server",
+                "servers": 1,
+                "workers": 1,
+                "auth": "none",
+                "cores": 1,
+            },
             session=1,
         ),
     )

@@ -35,7 +35,7 @@ def introduction(rank: int, ranks: int) -> Introduction:
             "eth1": [f"172.16.{low}"],
             "docker0": ["172.17.0.1"],
         },
-        configuration={"route": "sharded", "servers": 0, "workers": ranks},
+        configuration={"route": "sharded", "servers": 0, "workers": ranks, "cores": 1},
     )
 
 
