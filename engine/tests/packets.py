@@ -13,6 +13,7 @@ SESSION = 1
 PUSH, OPEN, PROBE = 1, 3, 10
 HEADER = struct.Struct("<BBHIIIIIHH")
 PREFIX = struct.Struct("<I")
+ACK = struct.Struct("<BBHI6IBBH2I")
 
 SPENDS = ("nothing", "late", "lost", "anything")
 PULLS = ("exact", "committed", "none", "lossy")
@@ -33,6 +34,13 @@ def packet(
     """A reliable packet; `chunk`: of a push or pull, else the part of a message."""
     op_id = op * LANES + lane
     return HEADER.pack(VERSION, kind, source, SESSION, number, 0, op_id, chunk, 1, 0) + payload
+
+
+def ack(source: int, largest: int, *, delay_us: int = 0, queue_us: int = 0, share: int = 0,
+        credit: int = 0) -> bytes:  # fmt: skip
+    """An ACK that acknowledges `largest` and the 63 packets before it."""
+    return ACK.pack(VERSION, 16, source, SESSION, largest, 0, credit, delay_us, queue_us, share,
+                    1, 255, 0, 0, 0) + b"\xff" * 8  # fmt: skip
 
 
 def part_bytes(datagram_bytes: int = 1472) -> int:

@@ -50,6 +50,23 @@ def test_after_a_long_pause_the_smallest_delay_is_learnt_anew(pause: int, queue:
     assert delay.sample(pause // US, now, now) == queue
 
 
+def test_one_damaged_stamp_is_no_queue() -> None:
+    delay = QueueDelay()
+    for step, stamp_us in enumerate([0, 1_000, 2_000 + 2**31, 3_000, 4_000 - 3_000_000, 5_000]):
+        now = (step * 1_000 + 500) * US
+        assert delay.sample(stamp_us % 2**32, now, now) == 0
+
+
+def test_a_clock_that_jumps_is_no_queue() -> None:
+    delay = QueueDelay()
+    delay.sample(0, 500 * US, 500 * US)
+    for step in range(1, 5):  # the sender's clock has lost ten minutes
+        now = (step * 1_000 + 500) * US
+        assert delay.sample((step * 1_000 - 600_000_000) % 2**32, now, now) == 0
+    now = 5_900 * US
+    assert delay.sample((5_000 - 600_000_000) % 2**32, now, now) == 400 * US
+
+
 def test_a_port_has_the_smallest_delay_of_the_paths_in_use() -> None:
     port = PortDelay(3)
     assert port.add(0, 900 * US, WIRE, 10 * MS) == (1, 900 * US)

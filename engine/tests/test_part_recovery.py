@@ -696,6 +696,13 @@ def test_the_smallest_round_trip_time_is_forgotten_after_five_to_ten_seconds() -
     assert smallest[105] == 9 * MS
 
 
+def test_a_host_that_was_suspended_makes_no_time_out_of_minutes() -> None:
+    rtt = Rtt()
+    rtt.sample(MS, 0, 0)
+    rtt.sample(600 * SECOND, 0, 600 * SECOND)
+    assert rtt.probe_timeout() < 5 * SECOND
+
+
 def test_a_path_is_long_above_five_milliseconds() -> None:
     assert [profile_of(rtprop).spreads for rtprop in (5 * MS, 5 * MS + 1)] == [False, True]
     rtt = Rtt()

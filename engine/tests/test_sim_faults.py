@@ -9,7 +9,7 @@ import pytest
 
 from gradwire import _engine
 from gradwire.sim.fabric import Direction, Fabric, Link
-from packets import HEADER, LANES, PUSH, SESSION, packet
+from packets import HEADER, LANES, PUSH, SESSION, ack, packet
 from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
 
 VERSION = _engine.PROTOCOL_VERSION
@@ -487,6 +487,28 @@ def test_chunks_of_another_length_change_nothing(kind: int, values: int) -> None
     fabric.run()
     must_be_ok(fabric)
     assert fabric.counters(0)["malformed"] == len(chunks)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"largest": 2**30},  # never sent
+        {"largest": 0, "delay_us": 2**32 - 1},
+        {"largest": 0, "queue_us": 2**31},
+        {"largest": 0, "share": 1},  # bytes: no packet would ever fit
+    ],
+)
+def test_an_absurd_ack_is_dropped_and_counted(field: dict[str, int]) -> None:
+    fabric = Fabric(3, link=Link(delay=5e-3))  # paths so long that shares hold them back
+    values = gradients(3, 200_000)
+    fabric.all_reduce(0, plan(200_000), values)
+    for step in range(20):
+        fabric.run(step * 1e-3)
+        fabric.inject(1, 0, ack(1, **field))
+    fabric.run(3.0)
+    must_be_ok(fabric)
+    assert fabric.counters(0)["malformed"] == 20
+    assert same_bits(fabric.result(0, 0), rank_order_sum(values))
 
 
 @pytest.mark.parametrize("name", [0, 2, 7])

@@ -1,5 +1,7 @@
 #include "wire/packet.h"
 
+#include <algorithm>
+
 namespace gradwire::wire {
 
 void write_common(uint8_t* at, const Common& common) {
@@ -78,7 +80,7 @@ bool read_ack(std::span<const uint8_t> datagram, Ack& ack) {
   ack.loss = reader.get<uint16_t>();
   ack.ect0 = reader.get<uint32_t>();
   ack.ce = reader.get<uint32_t>();
-  if (ack.words > kAckMaxWords) return false;
+  if (ack.words > kAckMaxWords || std::max(ack.delay_us, ack.queue_us) > kAckMostUs) return false;
   auto bits = reader.take(ack.words * sizeof(uint64_t));
   if (!reader.ok()) return false;
   std::memcpy(ack.bitmap, bits.data(), bits.size());

@@ -129,6 +129,8 @@ struct Header {
 inline constexpr size_t kAckFixedBytes = kCommonBytes + 36;
 // Words of the bitmap at most: 8,192 packets.
 inline constexpr size_t kAckMaxWords = 128;
+// Microseconds of an ACK's delay and queue at most: a correct peer reports no longer ones.
+inline constexpr uint32_t kAckMostUs = 1'000'000;
 struct Ack {
   uint32_t largest;
   uint32_t refused;   // the highest number that found no room; 0: none

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "proto/base/agenda.h"
@@ -22,25 +24,36 @@ inline bool short_queue(Nanos delay, Nanos target) {
 }
 
 // QueueDelay estimates queueing as one-way delay above its minimum of the last seconds. The two
-// ends' clocks need not agree.
+// ends' clocks need not agree. Where one of them jumps, as that of a suspended machine does, the
+// measurement begins anew with the second packet that shows it: a single one has a damaged stamp.
 class QueueDelay {
  public:
   Nanos sample(uint32_t sent_us, Nanos arrival, Nanos now) {
     const auto difference = static_cast<uint32_t>(arrival / kMicrosecond) - sent_us;
-    if (!any_) {
+    const bool jumps = any_ && std::abs(since_base(difference) - last_) > Rtt::kLongest;
+    if (jumps && !std::exchange(jumped_, true)) return 0;
+    if (!any_ || jumps) {
+      *this = QueueDelay();
       any_ = true;
       base_ = difference;
     }
-    const Nanos delay = Nanos{static_cast<int32_t>(difference - base_)} * kMicrosecond;
+    jumped_ = false;
+    const Nanos delay = last_ = since_base(difference);
     // Only data is sampled, not pings. In a long pause the clocks may drift apart, and beside an
     // old minimum every packet would seem to have queued for the drift.
     minimum_.forget_old(now);
     minimum_.add(delay, now);
-    return delay - minimum_.get();
+    return std::min(delay - minimum_.get(), Rtt::kLongest);
   }
 
  private:
+  Nanos since_base(uint32_t difference) const {
+    return Nanos{static_cast<int32_t>(difference - base_)} * kMicrosecond;
+  }
+
   bool any_ = false;
+  bool jumped_ = false;  // the last sample
+  Nanos last_ = 0;       // delay since the base
   uint32_t base_ = 0;
   WindowedMin minimum_;
 };

@@ -36,6 +36,10 @@ constexpr double kTrainSeconds = 50e-6;
 constexpr double kLeastTrains = 8;
 // Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;
+
+uint32_t train_of(double packets) {
+  return std::max(static_cast<uint32_t>(std::min(packets, 1.0 * UINT16_MAX)), kShortestTrain);
+}
 }  // namespace
 
 void SendController::on_sent(uint64_t bytes, Nanos now, uint32_t packets) {
@@ -114,12 +118,8 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double window = window_.bytes() / wire_bytes_;
   const double brief = std::min(rate * kTrainSeconds / wire_bytes_, window / kLeastTrains);
-  const double packets = std::max(window / kTrainsPerWindow, brief);
-  quantum_ = std::max(static_cast<uint32_t>(packets), kShortestTrain);
-  if (far_) {
-    const auto most = static_cast<uint32_t>(rate_ * kPaceDepth / 2 / wire_bytes_);
-    quantum_ = std::min(quantum_, std::max(kShortestTrain, most));
-  }
+  quantum_ = train_of(std::max(window / kTrainsPerWindow, brief));
+  if (far_) quantum_ = std::min(quantum_, train_of(rate_ * kPaceDepth / 2 / wire_bytes_));
   if (rate_ > 0) {
     refill(tokens_, rate_, now);
   } else {
@@ -149,7 +149,7 @@ Nanos SendController::wait(bool several, Nanos now) {
   paced_ =
       rate_ > 0 && (several || far_ || throttled() || (!window_.starves() || window_.pace() < 1));
   if (!paced_ || tokens_.tokens() > 0) return 0;
-  return now + static_cast<Nanos>(awaited(tokens_, rate_));
+  return now + std::max<Nanos>(1, static_cast<Nanos>(awaited(tokens_, rate_)));
 }
 
 // A receiver's port has no queue for the bytes that all its senders have saved up while the credit

@@ -110,6 +110,8 @@ bool Path::share_credit(Nanos now) {
 bool Path::on_ack(const wire::Ack& ack, Nanos now) {
   Recovery::Acked& acked = port.acked;
   acked.clear();
+  // A share of less than a packet would hold this path back for ever.
+  if (ack.share && ack.share < port.config.wire_bytes()) return false;
   if (!recovery.on_ack(ack, now, acked)) return false;
   const uint64_t granted = wire::expand(ack.credit, recovery.next());
   if (granted > allowed.credit && granted < recovery.next() + SentPackets::kMost) {
@@ -264,7 +266,8 @@ bool Path::farewell_over() const {
 // ---- the length of datagrams
 
 void Path::lower_limit(uint32_t bytes, Nanos now) {
-  if (limit.lower(bytes, now)) limit_fell();
+  // A limit below the smallest ends the job, and what says so has to fit.
+  if (limit.lower(std::max<uint32_t>(bytes, wire::kMinDatagram - 1), now)) limit_fell();
 }
 
 void Path::limit_fell() {

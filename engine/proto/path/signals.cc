@@ -143,7 +143,7 @@ bool Path::on_ping(const wire::Ping& ping, std::span<const uint8_t> rest, Nanos 
 
 void Path::on_pong(const wire::Ping& ping, Nanos now) {
   const auto round = static_cast<Nanos>(wire::stamp_of(now - static_cast<Nanos>(ping.stamp)));
-  if (round >= kSecond) return;
+  if (round >= Rtt::kLongest) return;
   recovery.rtt.sample(round, 0, now);
   const uint32_t before = limit.bytes();
   if (limit.answered(ping.stamp, now, recovery.rtt.round())) {

@@ -44,7 +44,8 @@ void TrainWriter::fill(Op& op) {
 
 // Where the payload of the next chunk goes if it is encoded.
 uint8_t* TrainWriter::payload_memory(const Op& op) {
-  if (op.encodes() && memory_.empty()) memory_.resize(Train::kMaxBytes);
+  if (!op.encodes()) return nullptr;
+  if (memory_.empty()) memory_.resize(Train::kMaxBytes);
   return memory_.data() + train_.total_bytes;
 }
 

@@ -77,10 +77,10 @@ class Acknowledger {
   void fill(wire::Ack& ack, uint64_t span, uint64_t most_words, Nanos now) {
     ack.largest = static_cast<uint32_t>(largest());
     ack.refused = static_cast<uint32_t>(refused_);
-    ack.delay_us =
-        static_cast<uint32_t>(std::clamp<Nanos>(since_arrival(now) / kMicrosecond, 0, 1'000'000));
-    ack.queue_us = static_cast<uint32_t>(
-        bytes_ == 0 ? 0.0 : std::max(0.0, delay_ / static_cast<double>(bytes_)) / kMicrosecond);
+    ack.delay_us = static_cast<uint32_t>(
+        std::clamp<Nanos>(since_arrival(now) / kMicrosecond, 0, wire::kAckMostUs));
+    const double queue = bytes_ == 0 ? 0.0 : delay_ / static_cast<double>(bytes_) / kMicrosecond;
+    ack.queue_us = static_cast<uint32_t>(std::clamp(queue, 0.0, 1.0 * wire::kAckMostUs));
     const uint64_t words = std::max(span, largest() - reported_) / 32;
     received_.fill(ack, static_cast<uint16_t>(std::clamp<uint64_t>(words, 2, most_words)));
   }

@@ -48,7 +48,7 @@ inline constexpr Nanos kHeardOf = 1 * kSecond;
 class Rtt {
  public:
   void sample(Nanos latest, Nanos ack_delay, Nanos now) {
-    latest = std::max<Nanos>(latest, 1);
+    latest = std::clamp<Nanos>(latest, 1, kLongest);
     // The minimum is not dropped after a pause: the first packets after it may have queued.
     min_.add(latest, now);
     // The peer's reported ACK delay never brings a sample below the minimum (RFC 9002 §5.3).
@@ -77,6 +77,8 @@ class Rtt {
     return smoothed_ + std::max(4 * deviation_, kGranularity) + std::max(kMaxAckDelay, 2 * held_);
   }
 
+  // The longest round-trip time: what seems longer is a host that was suspended.
+  static constexpr Nanos kLongest = 1 * kSecond;
   // The longest that a peer delays its ACKs (Acknowledger::kDelay), rounded up.
   static constexpr Nanos kMaxAckDelay = 1 * kMillisecond;
 
