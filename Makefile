@@ -15,7 +15,7 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all conformance matrix traces work lint format docs bench venv engine clean \
+.PHONY: demo test test-all conformance matrix traces fuzz work lint format docs bench venv engine clean \
 	help
 
 demo: venv  ## train over a bursting network, beside TCP
@@ -40,6 +40,9 @@ matrix: venv  ## build the wheels; test them on the oldest and newest Python and
 
 traces: venv  ## compare the traces of 99 scenarios in virtual time with the known ones
 	@$(BIN)/python engine/tests/traces.py $(ARGS)
+
+fuzz: venv  ## run the fuzz targets for minutes (ARGS="--seconds 1200 wire": one, for longer)
+	@$(BIN)/python tools/fuzz.py $(ARGS)
 
 work: venv  ## count the engine's instructions at 4 and 64 ranks with valgrind (minutes, 8 GB)
 	@$(BIN)/python engine/tests/work.py

@@ -1,0 +1,97 @@
+"""Builds the fuzz targets of engine/fuzz and runs each for a while.
+
+    python tools/fuzz.py [--seconds N] [--seed N] [TARGET …]
+
+With clang (CXX, or a clang++ on the path) the targets run under libFuzzer. Without, a driver runs
+the corpora and seeded mutations of these. Either way AddressSanitizer and UBSan watch. The exit
+status is 1 if a target failed, and the input that it failed on is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "engine" / "fuzz"
+TARGETS = sorted(path.stem for path in SOURCES.glob("*.cc") if path.stem != "driver")
+BIN = Path(sys.executable).parent
+
+
+def clang() -> str | None:
+    """A clang++ that has libFuzzer, if there is one."""
+    candidates = [
+        os.environ.get("CXX", ""),
+        "clang++",
+        *(f"clang++-{n}" for n in range(25, 13, -1)),
+    ]
+    for name in filter(shutil.which, filter(None, candidates)):
+        flags = ["-fsanitize=fuzzer,address,undefined", "-x", "c++", "-", "-o", os.devnull]
+        source = 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }'
+        if not subprocess.run(
+            [name, *flags], input=source.encode(), capture_output=True
+        ).returncode:
+            return name
+    return None
+
+
+def build(compiler: str | None, targets: list[str]) -> Path:
+    out = ROOT / "build" / ("fuzz" if compiler else "fuzz-driver")
+    options = ["-DGRADWIRE_BINDING=OFF", "-DGRADWIRE_FUZZ=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+               "-DGRADWIRE_SANITIZE=address,undefined"]  # fmt: skip
+    if compiler:
+        options.append(f"-DCMAKE_CXX_COMPILER={compiler}")
+    if not (out / "CMakeCache.txt").exists():
+        ninja = shutil.which("ninja", path=f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}")
+        options += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+    cmake = str(BIN / "cmake")
+    subprocess.run([cmake, "-S", ROOT, "-B", out, *options], check=True, stdout=subprocess.DEVNULL)
+    names = [f"fuzz_{target}" for target in targets]
+    jobs = os.environ.get("JOBS", str(os.cpu_count() or 2))
+    subprocess.run([cmake, "--build", out, "-j", jobs, "--target", *names], check=True,
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+    return out
+
+
+def run(out: Path, target: str, seconds: int, seed: int) -> bool:
+    """True if nothing failed."""
+    found = out / "corpus" / target
+    found.mkdir(parents=True, exist_ok=True)
+    corpora = [str(found), str(SOURCES / "corpus" / target)]
+    command = [out / f"fuzz_{target}", f"-max_total_time={seconds}", f"-seed={seed}",
+               "-max_len=1024", "-timeout=60", f"-artifact_prefix={out}/{target}-"]  # fmt: skip
+    corpora = [corpus for corpus in corpora if Path(corpus).is_dir()]
+    done = subprocess.run([*map(str, command), *corpora], capture_output=True, text=True, cwd=out)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    print(f"{target}: {lines[-1] if lines else ''}", flush=True)
+    if done.returncode:
+        print("\n".join(lines[-40:]))
+        print(f"{target} failed; run it again with {out}/fuzz_{target} and the input named above"
+              if (out / "CMakeCache.txt").exists() else "")  # fmt: skip
+    return done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--seconds", type=int, default=30, help="of each target (default: 30)")
+    parser.add_argument("--seed", type=int, default=1, help="of the mutations (default: 1)")
+    options = parser.parse_args()
+    targets = options.targets or TARGETS
+    if unknown := sorted(set(targets) - set(TARGETS)):
+        parser.error(f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}")
+    compiler = clang()
+    print(f"with {compiler} under libFuzzer" if compiler else
+          "no clang++ with libFuzzer: corpora and seeded mutations, without coverage feedback",
+          flush=True)  # fmt: skip
+    out = build(compiler, targets)
+    passed = [run(out, target, options.seconds, options.seed) for target in targets]
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
