@@ -11,11 +11,12 @@ import contextlib
 import itertools
 import json
 import secrets
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradwire.core.environment import PORT, ports_of
+from gradwire.core.checks import is_whole
+from gradwire.core.environment import PORT, ports_of, read_ports
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.plan import SMALLEST_DATAGRAM
 from gradwire.transport.addresses import (
@@ -46,6 +47,7 @@ class Introduction:
         configuration: What has to be the same on all endpoints.
         session: The session tag, from endpoint 0.
         hello: What its keys are made of.
+        damaged: The fields that could not be read.
     """
 
     endpoint: int
@@ -59,32 +61,92 @@ class Introduction:
     configuration: Mapping[str, object] = field(default_factory=dict)
     session: int = 0
     hello: Hello = field(default_factory=Hello)
+    damaged: tuple[str, ...] = ()
 
     @staticmethod
     def parse(text: str) -> Introduction:
-        """Reads an introduction; fields that only another version knows are left out."""
-        values = _known(Introduction, json.loads(text))
-        try:
-            values["addresses"] = tuple(
-                LocalAddress(**_known(LocalAddress, each)) for each in values["addresses"]
-            )
-        except (AttributeError, KeyError, TypeError):
-            values["addresses"] = ()
-        try:
-            values["hello"] = Hello(**_known(Hello, values["hello"]))
-        except (AttributeError, KeyError, TypeError):
-            values["hello"] = Hello()
-        return Introduction(**values)
+        """Reads an introduction; fields that only another version knows are left out.
+
+        Raises:
+            ValueError: The text is no introduction of any version.
+        """
+        values = json.loads(text)
+        if not isinstance(values, Mapping):
+            raise ValueError("it is no mapping")
+        known = {name: values[name] for name in READERS if name in values}
+        damaged = []
+        for name, value in list(known.items()):
+            try:
+                known[name] = READERS[name](value)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                damaged.append(name)
+                del known[name]
+        for name in ("endpoint", "protocol"):
+            if name not in known:
+                raise ValueError(f"its {name} is {values.get(name)!r}")
+        return Introduction(**known, damaged=tuple(damaged))
 
 
-def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
+def _whole(value: object) -> int:
+    if not is_whole(value) or not 0 <= value < 1 << 32:
+        raise ValueError
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _address(value: Mapping[str, Any]) -> LocalAddress:
+    place = LocalAddress(
+        _text(value["address"]), _text(value.get("interface", "")), _whole(value.get("mtu", 0))
+    )
+    if place.version not in (4, 6):
+        raise ValueError
+    return place
+
+
+def _hello(value: Mapping[str, Any]) -> Hello:
+    texts = {name: _text(value.get(name, "")) for name in ("auth", "salt", "public", "session")}
+    for name in ("salt", "public", "session"):
+        bytes.fromhex(texts[name])
+    return Hello(**texts, aes=bool(value.get("aes", True)))
+
+
+READERS: Mapping[str, Callable[[Any], Any]] = {
+    "endpoint": _whole,
+    "protocol": _whole,
+    "addresses": lambda value: tuple(map(_address, value)),
+    "port": read_ports,
+    "datagram": _whole,
+    "host": _text,
+    "identity": _text,
+    "interfaces": lambda value: {_text(k): [_text(a) for a in v] for k, v in value.items()},
+    "configuration": lambda value: {_text(k): v for k, v in value.items()},
+    "session": _whole,
+    "hello": _hello,
+}
+"""How each field of an introduction is read; what is none raises one of the usual errors."""
 
 
 def introduce(meeting: Meeting, introduction: Introduction) -> list[Introduction]:
     texts = meeting.exchange(json.dumps(asdict(introduction)))
-    return [Introduction.parse(text) for text in texts]
+    everybody = []
+    for endpoint, text in enumerate(texts):
+        try:
+            each = Introduction.parse(text)
+            if each.endpoint != endpoint:
+                raise ValueError(f"it is that of endpoint {each.endpoint}")
+        except (ValueError, RecursionError) as error:
+            raise meeting.error(
+                f"the introduction of {meeting.describe([endpoint])} cannot be read ({error}): "
+                "does something else write into the job's store?",
+                [endpoint],
+            ) from None
+        everybody.append(each)
+    return everybody
 
 
 def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
@@ -108,6 +170,12 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list
                 "install the same gradwire everywhere",
                 [other.endpoint],
             )
+    if damaged := [each for each in everybody if each.damaged]:
+        raise meeting.error(
+            f"the introduction of {meeting.describe([damaged[0].endpoint])} has no readable "
+            f"{', '.join(damaged[0].damaged)}: does something else write into the job's store?",
+            [damaged[0].endpoint],
+        )
     check_alike(meeting, [dict(each.configuration) for each in everybody])
     chosen = _choose_addresses(meeting, everybody)
     _check_hosts(meeting, everybody, chosen)
