@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradwire_lab.bench import app
+from gradwire_lab.bench.auth import costs
 from gradwire_lab.bench.transport_grid import NETWORKS, contestants, grounds, quick_grounds
 from gradwire_lab.network import Network
 from gradwire_lab.network.presets import MAX_TRAIN
@@ -53,12 +54,28 @@ def test_a_train_passes_every_port_whole(network: object) -> None:
         (["--size", "0"], "--size"),
         (["--quick", "--ranks", "4"], "--quick"),
         (["--plot", "/proc/none/plot.svg"], "/proc/none"),
+        (["--auth", "--contestant", "exact"], "--auth"),
+        (["--auth", "--cores", "1"], "--auth"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(arguments: list[str], wrong: str) -> None:
     result = CliRunner().invoke(app, ["transport", *arguments])
     assert result.exit_code == 2
     assert wrong in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
+def test_ways_to_authenticate_are_compared_over_none() -> None:
+    asked = ["--network", "unshaped", "--ranks", "2", "--size", "1024", "--blocks", "2"]
+    result = CliRunner().invoke(app, ["transport", *asked, "--auth", "--json"])
+    assert result.exit_code == 0, result.output
+    (cell,) = json.loads(result.stdout)
+    found = costs(cell["contestants"])
+    assert list(found) == ["auth none", "auth session", "auth whole", "key"]
+    assert found["auth none"] == (1.0, 1.0)
+    assert all(processor > 0.5 for _, processor in found.values())
 
 
 @pytest.mark.slow

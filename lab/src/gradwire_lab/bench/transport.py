@@ -26,7 +26,7 @@ def run_ground(
     ground: Ground,
     *,
     names: Collection[str] = (),
-    cores: Collection[int] = (),
+    kinds: Mapping[str, Mapping[str, object]] | None = None,
     blocks: int = 5,
     progress: Callable[[str], None] | None = None,
     profile: Path | None = None,
@@ -35,14 +35,14 @@ def run_ground(
 
     Args:
         ground: the network, the ranks and the sizes.
-        cores: numbers of engine threads to compare, see `contestants`.
+        kinds: settings to compare, see `contestants`.
         progress: a function that is called with a line of text at each turn.
         profile: a folder for a profile of each contestant's turns, by ``perf``.
 
     Returns:
         A cell for each size: what `gradwire bench transport --json` prints.
     """
-    entries = contestants(ground.network, names, cores)
+    entries = contestants(ground.network, names, kinds)
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(ground.ranks, ground.network))
         race = Race(network, entries, max(ground.sizes), round_seconds=_ROUND_SECONDS)

@@ -63,6 +63,9 @@ def transport(
             help="compare numbers of engine threads of a rank, as in 1,2,4, by exact sums"
         ),
     ] = None,
+    auth: Annotated[
+        bool, typer.Option("--auth", help="compare ways to authenticate datagrams, by exact sums")
+    ] = False,
     blocks: Annotated[int, typer.Option(min=1, help="turns of each contestant")] = 5,
     quick: Annotated[
         bool, typer.Option("--quick", help="only the cells of the marks: less than 20 minutes")
@@ -81,7 +84,7 @@ def transport(
 
     chosen = _chosen(network, ranks, size, offloads, quick)
     _check_contestants(contestant or [])
-    numbers = _numbers(cores, contestant)
+    kinds = _kinds(cores, auth, contestant)
     for name, path in (("--plot", plot), ("--profile", profile)):
         if path is not None:
             _make_room(name, path)
@@ -94,7 +97,7 @@ def transport(
             cells += run_ground(
                 ground,
                 names=contestant or [],
-                cores=numbers,
+                kinds=kinds,
                 blocks=blocks,
                 progress=status.update,
                 profile=profile,
@@ -102,6 +105,8 @@ def transport(
             if not as_json:
                 status.stop()
                 _print(ground, cells[-len(ground.sizes) :])
+                if auth:
+                    _print_costs(ground, cells[-len(ground.sizes) :])
                 status.start()
     if as_json:
         print(json.dumps(cells))
@@ -136,12 +141,19 @@ def _chosen(
     return grounds(network or list(NETWORKS), ranks or RANKS, sizes or SIZES, offloads)
 
 
-def _numbers(cores: str | None, names: list[str] | None) -> list[int]:
-    """Return the numbers of engine threads to compare; none where no option names them."""
+def _kinds(cores: str | None, auth: bool, names: list[str] | None) -> dict[str, dict[str, object]]:
+    """Return the settings to compare, by name; none where no option asks for it."""
+    if names and (auth or cores is not None):
+        option = "--auth" if auth else "--cores"
+        raise typer.BadParameter(f"{option} has contestants of its own")
+    if auth and cores is not None:
+        raise typer.BadParameter("--auth and --cores compare one thing each")
+    if auth:
+        from gradwire_lab.bench.auth import kinds
+
+        return kinds()
     if cores is None:
-        return []
-    if names:
-        raise typer.BadParameter("--cores has contestants of its own")
+        return {}
     usable = len(os.sched_getaffinity(0))
     texts = [text.strip() for text in cores.split(",")]
     for text in texts:
@@ -150,7 +162,7 @@ def _numbers(cores: str | None, names: list[str] | None) -> list[int]:
                 f"--cores {cores}: numbers from 1 to {usable}, the cores that this process may "
                 "use, with commas between"
             )
-    return [int(text) for text in texts]
+    return {f"cores {number}": {"cores": number} for number in sorted(set(map(int, texts)))}
 
 
 def _check_contestants(names: list[str]) -> None:
@@ -203,6 +215,13 @@ def _print(ground: Ground, cells: list[dict[str, Any]]) -> None:
             )
         table.add_section()
     Console(width=max(Console().width, _NARROWEST)).print(table)
+
+
+def _print_costs(ground: Ground, cells: list[dict[str, Any]]) -> None:
+    from gradwire_lab.bench.auth import table
+
+    title = f"{ground.network.name}, {ground.ranks} ranks"
+    Console(width=max(Console().width, _NARROWEST)).print(table(title, cells, _size_text))
 
 
 def _size_text(size: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gradwire_lab.bench.cases import gradwire_all_reduce
@@ -101,20 +101,24 @@ def quick_grounds(offloads: str) -> list[Ground]:
 
 
 def contestants(
-    network: Preset, names: Collection[str] = (), cores: Collection[int] = ()
+    network: Preset,
+    names: Collection[str] = (),
+    kinds: Mapping[str, Mapping[str, object]] | None = None,
 ) -> tuple[Entry, ...]:
     """Return the contestants, Gloo first.
 
     Args:
         names: those beside Gloo; all but `BFLOATS` if empty.
-        cores: numbers of engine threads with each of which the exact all-reduce takes part, beside
-            the floor alone.
+        kinds: settings with each of which the exact all-reduce takes part under a name, beside the
+            floor alone.
     """
-    if cores:
-        numbers = sorted(set(cores))
-        threads = [gradwire_all_reduce(f"cores {each}", cores=each) for each in numbers]
+    if kinds:
+        exact = [
+            gradwire_all_reduce(name, settings=dict(settings), group=name.replace(" ", "-"))
+            for name, settings in kinds.items()
+        ]
         floor = [entry for entry in contestants(network) if entry.name == "floor"]
-        return (GLOO, *threads, *floor)
+        return (GLOO, *exact, *floor)
     queue = network.queue if network.rate else 0
     every = (
         GLOO,

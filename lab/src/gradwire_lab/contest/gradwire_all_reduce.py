@@ -30,15 +30,17 @@ class GradwireAllReduce:
         pull: str = "exact",
         encoding: str = "f32",
         bfloats: bool = False,
-        cores: int | None = None,
+        settings: Mapping[str, object] | None = None,
+        group: str = "world",
     ) -> None:
         """Choose the plan, see `make_plan`, or take the buffer's memory as bfloat16.
 
         Args:
-            cores: engine threads of a rank; None for what the environment says.
+            settings: those that differ from what the environment says.
+            group: its name, another one for each settings in a store.
         """
-        self._group = "world" if cores is None else f"cores-{cores}"
-        self._settings = Settings.build({} if cores is None else {"cores": cores})
+        self._group = group
+        self._settings = Settings.build(settings)
         self._bfloats = bfloats
         self._bound, self._spend, self._pull = bound, spend, pull
         self._encoding = encoding
