@@ -13,20 +13,21 @@ Gate::Gate(const Keys& keys, uint32_t session) : session_(session) {
 }
 
 void Gate::seal(Train& train) {
-  train.tag_bytes = tag_bytes();
-  if (peers_.empty()) return;
+  train.tagged = !peers_.empty();
+  if (!train.tagged) return;
   seal::Sealer& to = peers_.at(train.destination).value().to;
   if (to.encrypts()) encrypted_.resize(Train::kMaxBytes);
-  uint8_t* out = encrypted_.data();
+  uint8_t* out = encrypted_.data() + wire::kTagBytes;
   for (uint32_t i = 0; i < train.count; ++i) {
     Train::Span& head = train.spans[2 * size_t{i}];
     Train::Span& body = train.spans[2 * size_t{i} + 1];
-    to.seal({static_cast<uint8_t*>(const_cast<void*>(head.data)), head.size},
-            {static_cast<const uint8_t*>(body.data), body.size}, out, train.tags[i].data());
+    auto* const at = static_cast<uint8_t*>(const_cast<void*>(head.data));  // the train's memory
+    to.seal({at, head.size}, {static_cast<const uint8_t*>(body.data), body.size}, out,
+            (to.encrypts() ? out : at) - wire::kTagBytes);
     if (!to.encrypts()) continue;
     head = {out, head.size + body.size};
     body = {nullptr, 0};
-    out += head.size;
+    out += head.size + wire::kTagBytes;
   }
 }
 
@@ -39,7 +40,7 @@ std::span<const uint8_t> Gate::open(uint16_t source, std::span<uint8_t> datagram
   }
   switch (peer->from.open(datagram, session_)) {
     case seal::Opener::Verdict::good:
-      return datagram.first(datagram.size() - wire::kTagBytes);
+      return datagram.subspan(wire::kTagBytes);
     case seal::Opener::Verdict::forged:
       ++counters_.forged;
       return {};

@@ -444,13 +444,13 @@ bool Loop::Impl::receive_batch() {
     for (size_t at = 0; at < message.bytes.size(); at += message.segment) {
       const auto datagram =
           message.bytes.subspan(at, std::min(message.segment, message.bytes.size() - at));
-      if (drop.active() && datagram.size() >= wire::kHeaderBytes &&
-          wire::is_reliable(static_cast<wire::Kind>(datagram[1])) && drop.next()) {
+      const auto opened = gate.open(source->second, datagram);
+      if (opened.empty()) continue;
+      if (drop.active() && opened.size() >= wire::kHeaderBytes &&
+          wire::is_reliable(static_cast<wire::Kind>(opened[1])) && drop.next()) {
         ++counted.injected;
         continue;
       }
-      const auto opened = gate.open(source->second, datagram);
-      if (opened.empty()) continue;
       endpoint->receive(source->second, opened, now, arrival, message.ecn);
     }
   }

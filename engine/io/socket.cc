@@ -56,9 +56,6 @@ std::string bind_failure(int code, const Address& address) {
   }
 }
 
-// The spans of a datagram: header, payload, tag.
-constexpr size_t kSpans = 3;
-
 // Fills in the non-empty spans of datagram i and returns their number.
 size_t gather(const Train& train, uint32_t i, iovec* out) {
   size_t count = 0;
@@ -69,7 +66,10 @@ size_t gather(const Train& train, uint32_t i, iovec* out) {
     out[count].iov_len = span.size;
     ++count;
   }
-  if (train.tag_bytes) out[count++] = {const_cast<uint8_t*>(train.tags[i].data()), train.tag_bytes};
+  if (train.tagged) {
+    out[0].iov_base = static_cast<uint8_t*>(out[0].iov_base) - wire::kTagBytes;
+    out[0].iov_len += wire::kTagBytes;
+  }
   return count;
 }
 
@@ -217,12 +217,12 @@ uint32_t Socket::send(const Address& to, const Train& train, uint32_t first) {
 }
 
 Socket::Segmented Socket::send_segmented(const Address& to, const Train& train, uint32_t first) {
-  std::array<iovec, kSpans * Train::kMaxSegments> vectors;
+  std::array<iovec, 2 * Train::kMaxSegments> vectors;
   size_t count = 0;
   for (uint32_t i = first; i < train.count; ++i) count += gather(train, i, &vectors[count]);
 
   Control control;
-  control.add_segment(train.segment_bytes + train.tag_bytes);
+  control.add_segment(train.segment_bytes + (train.tagged ? wire::kTagBytes : 0));
   if (marks(train)) control.add_class(address_.family() == AF_INET6, train.dscp, train.ecn);
   msghdr header{};
   header.msg_name = const_cast<sockaddr*>(to.get());
@@ -251,7 +251,7 @@ Socket::Segmented Socket::send_segmented(const Address& to, const Train& train, 
 }
 
 uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t first) {
-  std::array<iovec, kSpans * Train::kMaxSegments> vectors;
+  std::array<iovec, 2 * Train::kMaxSegments> vectors;
   std::array<mmsghdr, Train::kMaxSegments> headers;
   Control control;
   if (marks(train)) control.add_class(address_.family() == AF_INET6, train.dscp, train.ecn);
@@ -260,7 +260,7 @@ uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t firs
     header = {};
     header.msg_name = const_cast<sockaddr*>(to.get());
     header.msg_namelen = to.size();
-    header.msg_iov = &vectors[kSpans * size_t{i}];
+    header.msg_iov = &vectors[2 * size_t{i}];
     header.msg_iovlen = gather(train, i, header.msg_iov);
     control.attach(header);
   }
@@ -382,9 +382,10 @@ void HeldTrain::hold(const Train& train, uint32_t from) {
   train_.dscp = train.dscp;
   train_.ecn = train.ecn;
   train_.whole = train.whole;
-  train_.tag_bytes = train.tag_bytes;
-  train_.tags = train.tags;
+  train_.tagged = train.tagged;
   for (uint32_t i = from; i < train.count; ++i) {
+    const auto* tag = static_cast<const uint8_t*>(train.spans[2 * size_t{i}].data);
+    if (train.tagged) bytes_.insert(bytes_.end(), tag - wire::kTagBytes, tag);
     const size_t begin = bytes_.size();
     for (size_t half = 0; half < 2; ++half) {
       const Train::Span& span = train.spans[2 * size_t{i} + half];
@@ -397,6 +398,7 @@ void HeldTrain::hold(const Train& train, uint32_t from) {
   }
   const uint8_t* at = bytes_.data();
   for (uint32_t i = from; i < train.count; ++i) {
+    if (train.tagged) at += wire::kTagBytes;
     train_.spans[2 * size_t{i}].data = at;
     at += train_.spans[2 * size_t{i}].size;
   }

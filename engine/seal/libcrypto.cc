@@ -8,7 +8,7 @@
 namespace gradwire::seal {
 namespace {
 
-constexpr const char* kNames[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
+constexpr const char* kNames[] = {"libcrypto.so.3", "libcrypto.so.4"};
 
 template <class Function>
 bool find(void* library, const char* name, Function& function) {
@@ -31,7 +31,11 @@ std::optional<Libcrypto> load(const char* name) {
                    GRADWIRE_FIND(EVP_PKEY_CTX_new) && GRADWIRE_FIND(EVP_PKEY_CTX_new_id) &&
                    GRADWIRE_FIND(EVP_PKEY_CTX_free) && GRADWIRE_FIND(EVP_PKEY_CTX_ctrl_str) &&
                    GRADWIRE_FIND(EVP_PKEY_derive_init) && GRADWIRE_FIND(EVP_PKEY_derive_set_peer) &&
-                   GRADWIRE_FIND(EVP_PKEY_derive) && GRADWIRE_FIND(OpenSSL_version);
+                   GRADWIRE_FIND(EVP_PKEY_derive) && GRADWIRE_FIND(EVP_MAC_fetch) &&
+                   GRADWIRE_FIND(EVP_MAC_free) && GRADWIRE_FIND(EVP_MAC_CTX_new) &&
+                   GRADWIRE_FIND(EVP_MAC_CTX_free) && GRADWIRE_FIND(EVP_MAC_init) &&
+                   GRADWIRE_FIND(EVP_MAC_update) && GRADWIRE_FIND(EVP_MAC_final) &&
+                   GRADWIRE_FIND(CRYPTO_memcmp) && GRADWIRE_FIND(OpenSSL_version);
 #undef GRADWIRE_FIND
   if (all) return found;
   ::dlclose(library);
@@ -46,8 +50,8 @@ Libcrypto search(const std::vector<std::string>& names) {
     if (!found) found = load(name);
   if (found) return *found;
   throw std::runtime_error(
-      "OpenSSL's libcrypto (1.1.1 or later) is not found on this host: install it (package "
-      "libssl3 of Debian and Ubuntu, openssl-libs of Fedora and RHEL)");
+      "OpenSSL's libcrypto (3 or later) is not found on this host: install it (package libssl3 of "
+      "Debian and Ubuntu, openssl-libs of Fedora and RHEL, openssl3-libs of RHEL 8)");
 }
 
 // The first search that finds one serves the process.

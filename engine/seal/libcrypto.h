@@ -1,5 +1,5 @@
 // OpenSSL's libcrypto, found when it is first needed: at run time, since building needs no headers
-// of it and Python has one loaded as a rule. What is declared here is the same from 1.1.1 on.
+// of it and Python has one loaded as a rule. What is declared here is the same from version 3 on.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,12 @@
 struct engine_st;
 struct evp_cipher_ctx_st;
 struct evp_cipher_st;
+struct evp_mac_ctx_st;
+struct evp_mac_st;
 struct evp_pkey_ctx_st;
 struct evp_pkey_st;
+struct ossl_lib_ctx_st;
+struct ossl_param_st;
 
 namespace gradwire::seal {
 
@@ -30,6 +34,13 @@ struct Libcrypto {
   int (*EVP_CipherUpdate)(evp_cipher_ctx_st*, unsigned char* out, int* written,
                           const unsigned char* in, int size);
   int (*EVP_CipherFinal_ex)(evp_cipher_ctx_st*, unsigned char* out, int* written);
+  evp_mac_st* (*EVP_MAC_fetch)(ossl_lib_ctx_st*, const char* name, const char* properties);
+  void (*EVP_MAC_free)(evp_mac_st*);
+  evp_mac_ctx_st* (*EVP_MAC_CTX_new)(evp_mac_st*);
+  void (*EVP_MAC_CTX_free)(evp_mac_ctx_st*);
+  int (*EVP_MAC_init)(evp_mac_ctx_st*, const unsigned char* key, size_t, const ossl_param_st*);
+  int (*EVP_MAC_update)(evp_mac_ctx_st*, const unsigned char*, size_t);
+  int (*EVP_MAC_final)(evp_mac_ctx_st*, unsigned char* out, size_t* written, size_t room);
   evp_pkey_st* (*EVP_PKEY_new_raw_private_key)(int type, engine_st*, const unsigned char*, size_t);
   evp_pkey_st* (*EVP_PKEY_new_raw_public_key)(int type, engine_st*, const unsigned char*, size_t);
   int (*EVP_PKEY_get_raw_public_key)(const evp_pkey_st*, unsigned char*, size_t*);
@@ -42,6 +53,7 @@ struct Libcrypto {
   int (*EVP_PKEY_derive_set_peer)(evp_pkey_ctx_st*, evp_pkey_st*);
   int (*EVP_PKEY_derive)(evp_pkey_ctx_st*, unsigned char*, size_t*);
   // <openssl/crypto.h>
+  int (*CRYPTO_memcmp)(const void*, const void*, size_t);
   const char* (*OpenSSL_version)(int type);
 };
 

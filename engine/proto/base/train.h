@@ -12,7 +12,7 @@ namespace gradwire {
 
 // Train is a run of datagrams for one destination. All have `segment_bytes` but the last, which may
 // be shorter. Header and payload of datagram i are spans[2 i] and spans[2 i + 1]; a payload may be
-// empty. Headers lie in the train's own memory. The driver may append tags, which no length counts.
+// empty. Before each header lies room for a tag, which no span counts and the driver may send.
 struct Train {
   // Datagrams of a train: UDP_SEGMENT takes at most 64 in one call.
   static constexpr size_t kMaxSegments = 64;
@@ -29,11 +29,18 @@ struct Train {
   uint8_t dscp = 0;
   uint8_t ecn = 0;     // the two bits below the DSCP
   bool whole = false;  // a ping that tests a length; never split into fragments
-  uint32_t tag_bytes = 0;
+  bool tagged = false;
   std::array<Span, 2 * kMaxSegments> spans;
-  alignas(8) std::array<std::array<uint8_t, 32>, kMaxSegments> headers;
-  std::array<std::array<uint8_t, wire::kTagBytes>, kMaxSegments> tags;
+  alignas(8) std::array<std::array<uint8_t, wire::kTagBytes + 32>, kMaxSegments> headers;
   std::vector<uint8_t> control;  // memory of control payloads
+
+  // The header that the next datagram may have.
+  uint8_t* next_header() { return headers[count].data() + wire::kTagBytes; }
+  // Memory for one datagram.
+  uint8_t* one(size_t bytes) {
+    control.resize(wire::kTagBytes + bytes);
+    return control.data() + wire::kTagBytes;
+  }
 };
 
 }  // namespace gradwire

@@ -15,8 +15,7 @@ constexpr size_t kLongestError = 1024;
 
 uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   train.destination = destination;
-  train.control.resize(bytes);
-  return train.control.data();
+  return train.one(bytes);
 }
 
 void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct) {
@@ -24,7 +23,7 @@ void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct
   train.ecn = ecn;
   train.count = 1;
   train.segment_bytes = train.total_bytes = static_cast<uint32_t>(bytes);
-  train.spans[0] = {train.control.data(), bytes};
+  train.spans[0] = {train.one(bytes), bytes};
   train.spans[1] = {nullptr, 0};
 }
 
@@ -255,7 +254,7 @@ void Path::split(Train& train) {
   train.total_bytes = 0;
   for (uint32_t at = 0; at < total; at += most) {
     const uint32_t bytes = std::min(most, total - at);
-    uint8_t* const header = train.headers[train.count].data();
+    uint8_t* const header = train.next_header();
     wire::write_fragment(header, port.header(wire::Kind::fragment),
                          {number, static_cast<uint16_t>(total), static_cast<uint16_t>(at)});
     train.spans[2 * train.count] = {header, wire::kFragmentBytes};

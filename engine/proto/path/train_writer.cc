@@ -102,7 +102,7 @@ uint32_t TrainWriter::write(Op& op, const Chunk& chunk, bool twin) {
   header.flags = chunk.flags;
   if (left_ && (packet.number >= path_.allowed.credit || by_share_))
     header.flags |= wire::kOutOfCredit;
-  uint8_t* at = train_.headers[train_.count].data();
+  uint8_t* at = train_.next_header();
   wire::write_header(at, header);
   train_.spans[2 * train_.count] = {at, wire::kHeaderBytes};
   train_.spans[2 * train_.count + 1] = {chunk.payload, payload_bytes};

@@ -51,11 +51,9 @@ void bind_seal(nb::module_& module) {
             const auto rest = span_of(body);
             std::vector<uint8_t> first(from.begin(), from.end());
             std::vector<uint8_t> out(first.size() + rest.size() + wire::kTagBytes);
-            self.seal(first, rest, out.data(), out.data() + first.size() + rest.size());
-            if (!self.encrypts()) {
-              std::ranges::copy(first, out.begin());
-              std::ranges::copy(rest, out.begin() + static_cast<ptrdiff_t>(first.size()));
-            }
+            uint8_t* const at = out.data() + wire::kTagBytes;
+            self.seal(first, rest, at, out.data());
+            if (!self.encrypts()) std::ranges::copy(rest, std::ranges::copy(first, at).out);
             return bytes_of(out);
           },
           "head"_a, "body"_a)
@@ -65,7 +63,7 @@ void bind_seal(nb::module_& module) {
             std::vector<uint8_t> head(wire::kCommonBytes);
             std::vector<uint8_t> out(wire::kCommonBytes + wire::kTagBytes);
             for (uint64_t i = 0; i < count; ++i)
-              self.seal(head, {}, out.data(), out.data() + wire::kCommonBytes);
+              self.seal(head, {}, out.data() + wire::kTagBytes, out.data());
           },
           "count"_a);
 
@@ -89,8 +87,7 @@ void bind_seal(nb::module_& module) {
             std::vector<uint8_t> bytes(from.begin(), from.end());
             const Verdict verdict = self.open(bytes, session);
             if (verdict != Verdict::good) return verdict;
-            bytes.resize(bytes.size() - wire::kTagBytes);
-            return bytes_of(bytes);
+            return bytes_of(std::span(bytes).subspan(wire::kTagBytes));
           },
           "datagram"_a, "session"_a = 0);
 }
