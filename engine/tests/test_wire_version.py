@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (10, "e262b07f3c0f0606")
+FORMATS = (10, "33e3a7654d47e714")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
