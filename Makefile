@@ -15,7 +15,7 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all conformance matrix traces fuzz work lint format docs bench venv engine clean \
+.PHONY: demo test test-all conformance matrix traces fuzz sanitize work lint format docs bench venv engine clean \
 	help
 
 demo: venv  ## train over a bursting network, beside TCP
@@ -43,6 +43,9 @@ traces: venv  ## compare the traces of 99 scenarios in virtual time with the kno
 
 fuzz: venv  ## run the fuzz targets for minutes (ARGS="--seconds 1200 wire": one, for longer)
 	@$(BIN)/python tools/fuzz.py $(ARGS)
+
+sanitize: venv  ## run tests of the engine with AddressSanitizer, UBSan and ThreadSanitizer
+	@$(BIN)/python tools/sanitize.py $(ARGS)
 
 work: venv  ## count the engine's instructions at 4 and 64 ranks with valgrind (minutes, 8 GB)
 	@$(BIN)/python engine/tests/work.py

@@ -218,6 +218,7 @@ class Case {
     std::deque<Bytes>& way = sides_[0].arriving;
     if (way.empty()) return;
     Bytes& bytes = way[input_.below(static_cast<uint32_t>(way.size()))];
+    if (bytes.empty()) return;
     const size_t at = input_.below(static_cast<uint32_t>(bytes.size()));
     bytes[at] = input_.number<uint8_t>(bytes[at]);
     if (input_.below(8) == 0) bytes.resize(input_.below(600));
