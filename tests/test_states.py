@@ -34,7 +34,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "netsenseml": {"momentum": 0.5},
     "adaptive": {},
 }
-BAD = (None, "x", -1.5, math.nan, {"x": 1}, torch.zeros(2))
+BAD = (None, "x", -1.5, math.nan, 1 << 70, {"x": 1}, [None], torch.zeros(2), np.zeros(3))
 gradients = partial(normal, sum(TENSORS.values()), world=2)
 
 
@@ -50,8 +50,8 @@ def job(policy: str, steps: int) -> Job:
 def paths(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    if isinstance(state, dict):
-        for key, value in state.items():
+    if isinstance(state, (dict, list)):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
             yield from paths(value, (*path, key))
 
 

@@ -64,7 +64,8 @@ def _say_once() -> None:
 
 def owed_nothing(state: Mapping[Any, Any]) -> bool:
     """Returns whether a saved state was made while gradwire was off, so holds nothing."""
-    return state.get("policy") == OFF
+    policy = state.get("policy")  # anything at all in a damaged state, such as an array
+    return isinstance(policy, str) and policy == OFF
 
 
 class LeftAlone:
