@@ -959,10 +959,11 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
 def build() -> str:
     """ "" or the compiler's complaint."""
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    if not (OBJECTS / "build.ninja").exists():
+    cache = OBJECTS / "CMakeCache.txt"
+    if not cache.exists() or "GRADWIRE_TESTS:BOOL=ON" not in cache.read_text(encoding="utf-8"):
         made = run(
             ["cmake", "-G", "Ninja", "-S", str(TREE), "-B", str(OBJECTS), "-DGRADWIRE_WERROR=OFF",
-             f"-DPython_EXECUTABLE={sys.executable}"],
+             "-DGRADWIRE_TESTS=ON", f"-DPython_EXECUTABLE={sys.executable}"],
             env=tools,
         )  # fmt: skip
         if made.returncode:
@@ -970,10 +971,11 @@ def build() -> str:
     made = run(["ninja", "-C", str(OBJECTS)], env=tools)
     if made.returncode:
         return made.stdout
-    for library in OBJECTS.glob("_engine*.so"):
-        link = PACKAGE / library.name
-        if not link.is_symlink():
-            link.symlink_to(library)
+    for name, folder in (("_engine", PACKAGE), ("_parts", TREE / "engine" / "tests")):
+        for library in OBJECTS.glob(f"{name}*.so"):
+            link = folder / library.name
+            if not link.is_symlink():
+                link.symlink_to(library)
     return ""
 
 
