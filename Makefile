@@ -15,8 +15,8 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all conformance matrix traces fuzz sanitize work lint format docs bench venv engine clean \
-	help
+.PHONY: demo test test-all conformance matrix traces fuzz sanitize work memory lint format docs bench \
+	venv engine clean help
 
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)
@@ -49,6 +49,9 @@ sanitize: venv  ## run tests of the engine with AddressSanitizer, UBSan and Thre
 
 work: venv  ## count the engine's instructions at 4 and 64 ranks with valgrind (minutes, 8 GB)
 	@$(BIN)/python engine/tests/work.py
+
+memory: venv  ## count the bytes that an all-reduce reads and writes, with valgrind
+	@$(BIN)/python engine/tests/memory.py $(ARGS)
 
 lint: venv  ## ruff, mypy --strict, clang-format, lizard
 	@$(BIN)/ruff check .

@@ -44,16 +44,14 @@ class Run(NamedTuple):
     compiler: str
 
 
-def built() -> str:
-    """Builds the driver and returns its path."""
+def built(program: str = "gradwire_work") -> str:
+    """Builds a driver and returns its path."""
     cmake = os.path.join(sysconfig.get_path("scripts"), "cmake")
     options = ["-DGRADWIRE_BINDING=OFF", "-DGRADWIRE_WORK=ON", "-DCMAKE_BUILD_TYPE=Release"]
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     subprocess.run([cmake, "-S", ROOT, "-B", BUILD, *options], **quiet)
-    subprocess.run(
-        [cmake, "--build", BUILD, f"-j{os.cpu_count()}", "--target", "gradwire_work"], **quiet
-    )
-    return str(BUILD / "gradwire_work")
+    subprocess.run([cmake, "--build", BUILD, f"-j{os.cpu_count()}", "--target", program], **quiet)
+    return str(BUILD / program)
 
 
 def run(*command: str) -> Run:
