@@ -20,8 +20,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 IO = ["engine/tests/test_io_engine.py", "engine/tests/test_io_cores.py"]
-# An address space with a limit has no room for a sanitizer.
-IO_APART = ["--deselect", f"{IO[0]}::test_an_engine_that_runs_out_of_memory_tells_its_peers"]
+# An address space with a limit has no room for a sanitizer, and a library that a test preloads
+# takes its place.
+APART = (
+    "test_an_engine_that_runs_out_of_memory_tells_its_peers",
+    "test_a_wall_clock_that_is_stepped_back_makes_no_queue",
+    "test_an_engine_starts_although_its_socket_never_is_empty",
+    "test_acks_do_not_wait_for_a_train_that_waits_for_the_socket",
+)
+IO_APART = [f"--deselect={IO[0]}::{name}" for name in APART]
 TESTS = {
     "address": [
         *IO,
@@ -52,9 +59,11 @@ def build(kind: str) -> Path:
     if (out / "CMakeCache.txt").exists():
         generator = []
     cmake = str(BIN / "cmake")
+    # What GCC adds for a sanitizer makes it warn of headers that are not ours.
     subprocess.run(
         [cmake, "-S", ROOT, "-B", out, *generator, f"-DPython_EXECUTABLE={sys.executable}",
-         f"-DGRADWIRE_SANITIZE={flags}", "-DCMAKE_CXX_COMPILER=g++"],
+         f"-DGRADWIRE_SANITIZE={flags}", "-DCMAKE_CXX_COMPILER=g++",
+         "-DGRADWIRE_WERROR=OFF"],
         check=True, stdout=subprocess.DEVNULL)  # fmt: skip
     jobs = os.environ.get("JOBS", str(os.cpu_count() or 2))
     subprocess.run([cmake, "--build", out, "-j", jobs, "--target", "_engine"], check=True,
