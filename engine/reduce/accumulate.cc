@@ -1,5 +1,7 @@
 #include "reduce/accumulate.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -9,6 +11,9 @@
 #include "codec/vectorised.h"
 
 namespace gradwire::reduce {
+
+// Elements that are summed at a time: a chunk of most datagrams.
+constexpr size_t kBlock = 512;
 
 GRADWIRE_VECTORISED void add(float* __restrict sum, const void* in, size_t count) {
   const LooseFloat* __restrict values = static_cast<const LooseFloat*>(in);
@@ -20,6 +25,25 @@ GRADWIRE_VECTORISED void add_pair(float* __restrict sum, const void* a, const vo
   const LooseFloat* left = static_cast<const LooseFloat*>(a);
   const LooseFloat* right = static_cast<const LooseFloat*>(b);
   for (size_t i = 0; i < count; ++i) sum[i] = left[i] + right[i];
+}
+
+void add_run(float* out, std::span<const void* const> parts, float factor, size_t count) {
+  std::array<float, kBlock> sum;
+  for (size_t at = 0; at < count; at += kBlock) {
+    const size_t block = std::min(kBlock, count - at);
+    const auto values = [at](const void* part) {
+      return static_cast<const uint8_t*>(part) + codec::f32_bytes(at);
+    };
+    if (parts.size() == 1)
+      std::memcpy(sum.data(), values(parts[0]), codec::f32_bytes(block));
+    else
+      add_pair(sum.data(), values(parts[0]), values(parts[1]), block);
+    for (size_t i = 2; i < parts.size(); ++i) add(sum.data(), values(parts[i]), block);
+    if (factor == 1.0f)
+      std::memcpy(out + at, sum.data(), codec::f32_bytes(block));
+    else
+      write_scaled(out + at, sum.data(), factor, block);
+  }
 }
 
 GRADWIRE_VECTORISED void subtract(float* __restrict sum, const float* __restrict in, size_t count) {

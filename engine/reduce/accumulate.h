@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "codec/codec.h"
 
@@ -13,6 +14,9 @@ namespace gradwire::reduce {
 void add(float* sum, const void* in, size_t count);
 // sum[i] = a[i] + b[i], in this order
 void add_pair(float* sum, const void* a, const void* b, size_t count);
+// out[i] = (parts[0][i] + parts[1][i] + …) * factor, added in this order; each part is read once.
+// `out` may be a part.
+void add_run(float* out, std::span<const void* const> parts, float factor, size_t count);
 // sum[i] -= in[i]
 void subtract(float* sum, const float* in, size_t count);
 // sum[i] += the decoded payload, which must be valid, rounded as if it had been decoded first.

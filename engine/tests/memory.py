@@ -39,7 +39,7 @@ def traffic(ranks: int) -> dict[str, tuple[float, float]]:
     for point in tree["pps"]:
         frames = " ".join(tree["ftbl"][frame] for frame in point["fs"])
         size = point["tb"] // point["tbk"]
-        if "ShardSum::ShardSum" in frames:
+        if "ShardSum::" in frames:
             row = "sums"
         elif re.search("Aggregator::add|Turns::", frames):
             row = "waiting"
@@ -50,8 +50,7 @@ def traffic(ranks: int) -> dict[str, tuple[float, float]]:
         read[row] += point["rb"]
         written[row] += point["wb"]
     # The caller fills its bucket; the kernel reads what is sent, and writes what is received.
-    read["buckets"] -= pushed
-    read["sums"] -= pulled
+    read["buckets"] -= pushed + pulled
     written["buckets"] -= total
     written["received"] = 0
     return {row: (read[row] / total, written[row] / total) for row in ROWS}

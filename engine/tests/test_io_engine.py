@@ -71,6 +71,24 @@ def all_reduce(
     return buffers
 
 
+def test_a_caller_may_overwrite_its_result_while_others_still_miss_it() -> None:
+    """Results leave from the memory of the rank that sums them, and are copied when it is done."""
+    workers, elements = 2, 300_000
+    with job(workers) as engines:
+        engines[1].set_drop(0.4, seed=1)
+        for op in range(3):
+            values = gradients(workers, elements, op)
+            buffers = [value.copy() for value in values]
+            for worker, buffer in enumerate(buffers):
+                engines[worker].all_reduce(op=op, step=op, plan=plan(elements), data=buffer)
+            for worker, buffer in enumerate(buffers):
+                done = engines[worker].next_completion(20 * SECOND)
+                assert done is not None
+                assert done.ok, done.error
+                assert same_bits(buffer, rank_order_sum(values))
+                buffer[:] = np.nan
+
+
 @pytest.mark.parametrize("servers", [0, 2])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_exact_sums_over_loopback(workers: int, servers: int) -> None:

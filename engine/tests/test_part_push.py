@@ -597,6 +597,24 @@ def test_an_exact_sum_reads_the_own_values_of_rank_0_when_those_of_rank_1_come(
         assert sums.result(chunk) == [3.0] * grid.length(chunk)
 
 
+@pytest.mark.parametrize("here", [0, 1, 2])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_exact_results_replace_the_own_values_in_one_pass(here: int, order: Any) -> None:
+    plan, grid = plan_of((1, 0.0), scale=0.3)
+    values = np.random.default_rng(1).standard_normal((3, CHUNK)).astype(np.float32)
+    own = values[here].copy()
+    sums = Aggregator(plan, grid, 0, 3, Memory(1 << 20), here=here, own=own)
+    sums.open(here, [], 0)
+    for rank in order:
+        if rank != here:
+            assert np.array_equal(own, values[here])  # until the last one comes
+            assert sums.add(rank, 0, values[rank].tobytes(), False, 0) == Added.counted
+    assert sums.all_final()
+    total = ((values[0] + values[1]) + values[2]) * np.float32(0.3)
+    assert own.tobytes() == total.tobytes()
+    assert sums.result(0) == total.tolist()
+
+
 def test_the_sum_of_one_worker_is_its_own_values() -> None:
     plan, grid = plan_of((10, 0.0))
     own = np.arange(10 * CHUNK, dtype=np.float32)

@@ -113,7 +113,8 @@ void AggregatorHalf::pass_on(Nanos now) {
   const std::vector<uint32_t>& finished = sum_.finished();
   for (; own_ && !own_->done() && passed_on_ < finished.size(); ++passed_on_) {
     const uint32_t chunk = finished[passed_on_];
-    own_->take_own(config_.shard(), chunk, sum_.result_payload(chunk), now);
+    const uint8_t* const result = sum_.in_place() ? nullptr : sum_.result_payload(chunk);
+    own_->take_own(config_.shard(), chunk, result, now);
   }
   if (counted_ == finished.size()) return;
   counted_ = finished.size();
@@ -195,6 +196,16 @@ bool AggregatorHalf::commit(std::span<const uint8_t> left) {
   send(wire::Kind::commit, body.bytes());
   if (own_) own_->pull(config_.shard()).on_commit(*applied);
   return true;
+}
+
+void AggregatorHalf::keep_results(std::span<const uint8_t> left) {
+  if (!sum_.in_place()) return;
+  std::vector<const ChunkSender*> open;
+  for (uint16_t w = 0; w < config_.workers; ++w)
+    if (w != config_.endpoint && !left[w] && !back_[w]->settled()) open.push_back(back_[w].get());
+  for (uint32_t c = shard().begin; c < shard().end && !open.empty(); ++c)
+    if (std::ranges::any_of(open, [c](const auto* back) { return back->needs(c); })) sum_.keep(c);
+  sum_.leave();
 }
 
 void AggregatorHalf::report(OpReport& r) {

@@ -82,6 +82,8 @@ class AggregatorHalf {
     return sum_.all_final() && close_sent_ && (config_.shard() != 0 || folded_) &&
            (!committed_ || committed_->over());
   }
+  // The caller takes its memory back: results in it that may go again are copied. `left`: as above.
+  void keep_results(std::span<const uint8_t> left);
   // What the results leave to this endpoint's residuals.
   void report(OpReport& report);
 

@@ -339,6 +339,7 @@ void Op::report(Nanos now) {
   report.cost.traffic = traffic;
   report.cost.waits = std::move(waits);
   worker_->finish();
+  if (aggregator_) aggregator_->keep_results(left_);
   out.report = std::move(report);
   out.changed = out.recount_all = true;
 }

@@ -42,7 +42,8 @@ Heard WorkerHalf::on_pull(uint16_t aggregator, uint32_t chunk, std::span<const u
 }
 
 void WorkerHalf::take_own(uint16_t aggregator, uint32_t chunk, const uint8_t* payload, Nanos now) {
-  apply(chunk, payload, now);
+  if (first_result_ == 0) first_result_ = now;
+  if (payload) apply(chunk, payload, now);
   pull_[aggregator].insert(chunk);
 }
 

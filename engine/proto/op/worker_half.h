@@ -41,7 +41,7 @@ class WorkerHalf {
   Heard on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
                    std::span<const uint8_t> payload, uint64_t longest);
   void on_fold(const Fold& fold);
-  // Takes a result that was summed in this process.
+  // Takes a result that was summed in this process. `payload`: null where it is in place.
   void take_own(uint16_t aggregator, uint32_t chunk, const uint8_t* payload, Nanos now);
   // Answers what an aggregator has sent of a lossy pull. Before CLOSE it is not known how many
   // results suffice.

@@ -118,15 +118,35 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     if (!mine) turns_->keep(local, worker, payload);  // the own one is read in place at its turn
     return;
   }
+  const bool plain = plan_.format.plain();
   const uint8_t* values = payload.data();
+  run_.clear();
   for (;;) {
-    mine ? add_own(local) : add_payload(local, values);
+    if (plain)
+      run_.push_back(mine ? sum_.plain_own(local) : values);
+    else
+      mine ? add_own(local) : add_payload(local, values);
     const uint16_t turn = turns_->pass(local);
-    if (turn == workers_) return;
+    if (turn == workers_) break;
     mine = turn == self_;
     values = mine ? nullptr : turns_->take(local, turn);
-    if (mine ? !worker_[turn].counted.test(local) : values == nullptr) return;
+    if (mine ? !worker_[turn].counted.test(local) : values == nullptr) break;
   }
+  if (plain) add_run(local);
+  turns_->release();
+}
+
+// Adds the contributions whose turn has come in one pass. The own one is left where it is while it
+// would be the sum alone.
+void Aggregator::add_run(uint32_t local) {
+  const bool final = turns_->turn(local) == workers_;
+  const bool begun = contributors_[local] > 0 && !own_left_[local];
+  contributors_[local] = turns_->turn(local);
+  if (std::exchange(own_left_[local], 0)) run_.insert(run_.begin(), sum_.plain_own(local));
+  if (!final && contributors_[local] == 1 && self_ == 0)
+    own_left_[local] = 1;
+  else
+    sum_.add_run(local, begun, run_, final ? std::optional(plan_.scale) : std::nullopt);
 }
 
 // An own contribution that would begin a sum is left where it is until the next one arrives, so
@@ -174,6 +194,10 @@ void Aggregator::finish(uint32_t local) {
   if (own_left_[local]) {
     sum_.start_with_own(local);
     own_left_[local] = 0;
+  }
+  if (turns_ && plan_.format.plain()) {
+    finished_.push_back(shard_.begin + local);  // scaled with its last contribution
+    return;
   }
   double factor = plan_.scale;
   if (plan_.fill == Fill::mean)

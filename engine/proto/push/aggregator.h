@@ -57,6 +57,11 @@ class Aggregator {
   bool all_final() const { return undecided_ == 0; }
   // The encoded result that every worker receives, the own one included.
   const uint8_t* result_payload(uint32_t chunk) const { return sum_.payload(chunk - shard_.begin); }
+  // The own worker's results are where its values were.
+  bool in_place() const { return sum_.in_place(); }
+  // The own worker's memory is its caller's again. Only results that are kept may go after that.
+  void keep(uint32_t chunk) { sum_.keep(chunk - shard_.begin); }
+  void leave() { sum_.leave(); }
   // The result as the workers decode it.
   std::vector<float> result(uint32_t chunk) const { return sum_.result(chunk - shard_.begin); }
   // The encoding's error (ShardSum::take_error).
@@ -99,6 +104,7 @@ class Aggregator {
 
   Added take(uint16_t worker, uint32_t local, std::span<const uint8_t> payload, bool stashed);
   void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
+  void add_run(uint32_t local);
   void add_own(uint32_t local);
   void add_payload(uint32_t local, const uint8_t* payload);
   void count(uint16_t worker, uint32_t local);
@@ -120,7 +126,8 @@ class Aggregator {
   // By chunk: contributions in the sum, and workers that it is decided for.
   Zeroed<uint16_t> contributors_;
   Zeroed<uint16_t> decided_;
-  Zeroed<uint8_t> own_left_;  // the own contribution begins the sum once another one arrives
+  Zeroed<uint8_t> own_left_;      // the own contribution begins the sum once another one arrives
+  std::vector<const void*> run_;  // contributions to one chunk, whose turn has come
   std::vector<Worker> worker_;
   uint16_t opened_ = 0;  // workers
   std::vector<uint32_t> finished_;

@@ -32,6 +32,9 @@ class ChunkSender {
   // True while the chunk is sent and neither acknowledged nor lost, where a pull may withhold it.
   virtual bool in_flight(uint32_t /*chunk*/) const { return false; }
 
+  // True while the receiver may still ask for this chunk.
+  virtual bool needs(uint32_t /*chunk*/) const { return true; }
+
   virtual void acked(uint32_t /*chunk*/) {}
   virtual void lost(uint32_t /*chunk*/, Again /*why*/) {}
   // The receiver needs this chunk no more.

@@ -15,10 +15,15 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
       begin_(shard.begin),
       own_(own),
       memory_(memory),
-      encodes_(!plan.result_format().plain()) {
+      elements_(grid.offset[shard.end] - grid.offset[shard.begin]),
+      encodes_(!plan.result_format().plain()),
+      in_place_(own.bytes && plan.exact() && plan.format.plain() &&
+                (plan.pull == Pull::exact || plan.pull == Pull::none)) {
   // A sum begins with a whole contribution, so that only errors have to be zero before.
-  const size_t elements = grid.offset[shard.end] - grid.offset[shard.begin];
-  sum_ = keeps_error() ? Zeroed<float>(elements) : memory_.sums.take(elements);
+  if (keeps_error())
+    sum_ = Zeroed<float>(elements_);
+  else if (!in_place_)
+    need_sums();
   if (!plan.format.plain()) {
     decoded_.resize(grid.chunk_elements);
     own_values_.resize(grid.chunk_elements);
@@ -32,6 +37,10 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
     at += plan.format.bytes(grid.length(c));
   }
   results_ = memory_.results.take(at);
+}
+
+void ShardSum::need_sums() {
+  if (sum_.empty()) sum_ = memory_.sums.take(elements_);
 }
 
 const float* ShardSum::own(uint32_t local) {
@@ -71,6 +80,21 @@ void ShardSum::start_pair(uint32_t local, const uint8_t* payload) {
   }
   start_with_own(local);
   add(local, payload);
+}
+
+void ShardSum::add_run(uint32_t local, bool begun, std::span<const void* const> parts,
+                       std::optional<double> factor) {
+  const bool here = factor && in_place_;
+  if (!here) need_sums();
+  parts_.assign(parts.begin(), parts.end());
+  if (begun) parts_.insert(parts_.begin(), sum(local));
+  float* const out = here ? reinterpret_cast<float*>(own_memory(local)) : sum(local);
+  reduce::add_run(out, parts_, static_cast<float>(factor.value_or(1.0)), length(local));
+}
+
+void ShardSum::keep(uint32_t local) {
+  need_sums();
+  std::memcpy(sum(local), own_memory(local), codec::f32_bytes(length(local)));
 }
 
 void ShardSum::finish(uint32_t local, double factor) {

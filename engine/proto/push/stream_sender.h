@@ -21,6 +21,7 @@ class StreamSender : public ChunkSender {
   bool in_last(double share) const override { return last_of(cursor_, whole_, share); }
   // A chunk that was sent twice may have arrived, so it is not in flight.
   bool in_flight(uint32_t chunk) const override { return state_[chunk - begin_] == State::flight; }
+  bool needs(uint32_t chunk) const override { return !over(chunk); }
   void acked(uint32_t chunk) override { settle(chunk, State::acked); }
   void forget(uint32_t chunk) override { settle(chunk, State::done); }
 
@@ -45,7 +46,10 @@ class StreamSender : public ChunkSender {
   // The chunk goes again. `forgivable`: after those that go in any case.
   void queue(uint32_t chunk, bool forgivable);
   State& state(uint32_t chunk) { return state_[chunk - begin_]; }
-  bool over(uint32_t chunk) { return state(chunk) == State::acked || state(chunk) == State::done; }
+  bool over(uint32_t chunk) const {
+    const State now = state_[chunk - begin_];
+    return now == State::acked || now == State::done;
+  }
   size_t unsent() const { return list_.size() - cursor_; }
 
   uint32_t begin_;

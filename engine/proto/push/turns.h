@@ -47,7 +47,7 @@ class Turns {
     entry.next = std::exchange(head_[chunk], slot);
     count(cost(payload.size()));
   }
-  // Takes the waiting contribution of a rank, which lives until the next call; null when it has not
+  // Takes the waiting contribution of a rank, which lives until release(); null when it has not
   // arrived.
   const uint8_t* take(uint32_t chunk, uint16_t rank) {
     uint32_t* link = &head_[chunk];
@@ -56,10 +56,15 @@ class Turns {
     const uint32_t slot = *link;
     *link = std::exchange(waiting_[slot].next, free_);
     free_ = slot;
-    if (taken_.capacity() && spare_.size() < kMostSpare) spare_.push_back(std::move(taken_));
-    taken_ = std::move(waiting_[slot].bytes);  // a free slot keeps no memory
-    count(-cost(taken_.size()));
-    return taken_.data();
+    taken_.push_back(std::move(waiting_[slot].bytes));  // a free slot keeps no memory
+    count(-cost(taken_.back().size()));
+    return taken_.back().data();
+  }
+  // Those taken are in the sum.
+  void release() {
+    for (std::vector<uint8_t>& bytes : taken_)
+      if (spare_.size() < kMostSpare) spare_.push_back(std::move(bytes));
+    taken_.clear();
   }
 
  private:
@@ -82,7 +87,7 @@ class Turns {
   Zeroed<uint32_t> head_;         // by chunk: its list in waiting_
   std::vector<Waiting> waiting_;  // entry 0 stands for none
   std::vector<std::vector<uint8_t>> spare_;
-  std::vector<uint8_t> taken_;
+  std::vector<std::vector<uint8_t>> taken_;
   uint32_t free_ = kNone;
   uint64_t bytes_ = 0;  // this op's part of memory_.waiting
 };
