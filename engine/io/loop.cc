@@ -451,7 +451,7 @@ bool Loop::Impl::receive_batch() {
         ++counted.injected;
         continue;
       }
-      endpoint->receive(source->second, opened, now, arrival, message.ecn);
+      endpoint->receive(source->second, opened, now, arrival, message.ecn, message.buffer);
     }
   }
   endpoint->flush(monotonic_now());

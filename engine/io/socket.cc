@@ -13,6 +13,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace gradwire::io {
 namespace {
@@ -154,10 +155,18 @@ Socket::Socket(const std::string& host, uint16_t port, uint8_t dscp) : dscp_(dsc
                         : set_option(fd_, IPPROTO_IP, IP_RECVTOS, 1);
   features_.ecn = features_.dscp && tells;
 
-  buffers_ = std::make_unique_for_overwrite<uint8_t[]>(kBatch * kMessageBytes);
+  // The kernel gives pages of a place when it is first used.
+  for (size_t i = 0; i < kPlaces; ++i) {
+    auto place = std::make_unique<Place>();
+    place->memory = std::make_unique_for_overwrite<uint8_t[]>(kMessageBytes);
+    place->buffer.bytes = {place->memory.get(), kMessageBytes};
+    free_.push_back(std::move(place));
+  }
   std::memset(headers_.data(), 0, sizeof(headers_));
   for (size_t i = 0; i < kBatch; ++i) {
-    vectors_[i] = {buffers_.get() + i * kMessageBytes, kMessageBytes};
+    places_[i] = std::move(free_.back());
+    free_.pop_back();
+    vectors_[i] = {places_[i]->memory.get(), kMessageBytes};
     headers_[i].msg_hdr.msg_iov = &vectors_[i];
     headers_[i].msg_hdr.msg_iovlen = 1;
     headers_[i].msg_hdr.msg_name = sources_[i].get();
@@ -303,7 +312,26 @@ uint32_t Socket::route_limit(const Address& to) const {
   return mtu > overhead ? static_cast<uint32_t>(mtu - overhead) : 0;
 }
 
+// Puts free places where held ones are. A message beyond the free ones was not to be held.
+void Socket::renew_places() {
+  for (size_t i = 0; i < held_.size();) {
+    if (held_[i]->buffer.holders) {
+      ++i;
+      continue;
+    }
+    free_.push_back(std::exchange(held_[i], std::move(held_.back())));
+    held_.pop_back();
+  }
+  for (size_t i = 0; i < kBatch; ++i) {
+    if (places_[i]->buffer.holders == 0) continue;
+    held_.push_back(std::exchange(places_[i], std::move(free_.back())));
+    free_.pop_back();
+    vectors_[i].iov_base = places_[i]->memory.get();
+  }
+}
+
 std::span<const Socket::Message> Socket::receive(Nanos now) {
+  renew_places();
   for (size_t i = 0; i < kBatch; ++i) {
     headers_[i].msg_hdr.msg_namelen = Address::kCapacity;
     headers_[i].msg_hdr.msg_controllen = kControlBytes;
@@ -323,7 +351,8 @@ std::span<const Socket::Message> Socket::receive(Nanos now) {
     }
     Message& message = messages_[count++];
     message.source = &sources_[i];
-    message.bytes = {buffers_.get() + i * kMessageBytes, size};
+    message.bytes = {places_[i]->memory.get(), size};
+    message.buffer = free_.size() > i ? &places_[i]->buffer : nullptr;
     message.segment = size;
     message.arrival = 0;
     message.ecn = 0;

@@ -53,8 +53,9 @@ class Socket {
     const Address* source;
     std::span<uint8_t> bytes;
     size_t segment;
-    Nanos arrival;  // CLOCK_MONOTONIC; 0 without a kernel timestamp
-    uint8_t ecn;    // the codepoint that all datagrams of the message have
+    Nanos arrival;   // CLOCK_MONOTONIC; 0 without a kernel timestamp
+    uint8_t ecn;     // the codepoint that all datagrams of the message have
+    Buffer* buffer;  // where the bytes may stay; null: they live until the next call
   };
 
   // `dscp`: that of trains with no other. Throws std::system_error with a text that has the
@@ -79,7 +80,8 @@ class Socket {
   // The longest datagram in bytes that the kernel's route to an address carries; 0: not known.
   uint32_t route_limit(const Address& to) const;
 
-  // Returns up to kBatch messages; their bytes live until the next call.
+  // Returns up to kBatch messages; their bytes live until the next call, or while their buffer has
+  // holders.
   std::span<const Message> receive(Nanos now);
 
  private:
@@ -94,6 +96,7 @@ class Socket {
   }
   void read_control(msghdr& header, Message& message);
   void align_clocks(Nanos now);
+  void renew_places();
 
   // Bytes of a message's buffer: the longest that UDP_GRO delivers.
   static constexpr size_t kMessageBytes = 65'536;
@@ -109,7 +112,16 @@ class Socket {
   Nanos realtime_to_monotonic_ = 0;
   Nanos aligned_at_ = -kSecond;
 
-  std::unique_ptr<uint8_t[]> buffers_;
+  // Memory of a message, and its buffer.
+  struct Place {
+    Buffer buffer;
+    std::unique_ptr<uint8_t[]> memory;
+  };
+  // Places: those of one batch, and as many as holders may keep beside.
+  static constexpr size_t kPlaces = kBatch + 64;
+  std::vector<std::unique_ptr<Place>> free_;
+  std::vector<std::unique_ptr<Place>> held_;
+  std::array<std::unique_ptr<Place>, kBatch> places_;
   std::array<std::array<uint8_t, kControlBytes>, kBatch> controls_;
   std::array<Address, kBatch> sources_;
   std::array<iovec, kBatch> vectors_;

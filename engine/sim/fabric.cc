@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace gradwire::sim {
 namespace {
@@ -371,16 +372,28 @@ void Fabric::step(uint16_t index) {
 
 void Fabric::take_arrived(Host& host) {
   const Nanos time = local(host, now_);
+  std::erase_if(host.held, [](const Received& each) { return each.buffer.holders == 0; });
   while (!host.ring.empty()) {
     const Arrived arrived = host.ring.front();
     host.ring.pop_front();
-    const Unit& unit = units_[arrived.unit];
+    Unit& unit = units_[arrived.unit];
     host.ring_bytes -= unit.bytes.size();
-    for (size_t at = 0; at == 0 || at < unit.bytes.size(); at += unit.segment) {
-      const size_t size = std::min<size_t>(unit.segment, unit.bytes.size() - at);
-      note_bitmap(unit.destination, unit.source, std::span(unit.bytes).subspan(at, size));
-      host.endpoint->receive(unit.source, std::span(unit.bytes).subspan(at, size), time,
-                             local(host, arrived.time), unit.ecn);
+    Buffer* buffer = nullptr;
+    std::span<const uint8_t> bytes = unit.bytes;
+    if (host.held.size() < kMostHeld) {
+      Received& received = host.held.emplace_back(Received{std::exchange(unit.bytes, {})});
+      received.buffer.bytes = bytes = received.bytes;
+      buffer = &received.buffer;
+    }
+    for (size_t at = 0; at == 0 || at < bytes.size(); at += unit.segment) {
+      const auto datagram = bytes.subspan(at, std::min<size_t>(unit.segment, bytes.size() - at));
+      note_bitmap(unit.destination, unit.source, datagram);
+      host.endpoint->receive(unit.source, datagram, time, local(host, arrived.time), unit.ecn,
+                             buffer);
+    }
+    if (buffer && buffer->holders == 0) {
+      unit.bytes = std::move(host.held.back().bytes);
+      host.held.pop_back();
     }
     free_unit(arrived.unit);
   }

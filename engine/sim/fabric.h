@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <span>
@@ -146,6 +147,8 @@ class Fabric {
  private:
   // The trace index of datagrams that are not recorded.
   static constexpr uint32_t kUntraced = 0xffffffff;
+  // Units that an endpoint may hold, a few, so that most runs come to the end of them.
+  static constexpr size_t kMostHeld = 16;
 
   // Unit is what travels: one datagram, or a train that stays whole.
   struct Unit {
@@ -163,7 +166,13 @@ class Fabric {
     uint32_t unit;
     Nanos time;
   };
+  // Received is what has arrived at once, in memory that the endpoint may hold.
+  struct Received {
+    std::vector<uint8_t> bytes;
+    Buffer buffer = {};
+  };
   struct Host {
+    std::list<Received> held;  // outlives the endpoint
     std::unique_ptr<Endpoint> endpoint;
     std::shared_ptr<Link> up;
     std::shared_ptr<Link> down;

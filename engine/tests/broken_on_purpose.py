@@ -198,6 +198,14 @@ BREAKS = (
     ),
     Break(
         3,
+        "a buffer is used again while contributions wait in it",
+        PROTO + "push/turns.h",
+        "++entry.buffer->holders;",
+        "",
+        SIM + "exact.py",
+    ),
+    Break(
+        3,
         "results in the caller's memory are not copied before it takes that back",
         PROTO + "op/aggregator_half.cc",
         "sum_.keep(c);",

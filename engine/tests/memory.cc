@@ -5,10 +5,12 @@
 //
 // prints the bytes of a rank's bucket and of its receive buffer, and those of all pushes and of all
 // results that were sent. This program copies them once, in place of sendmsg and recvmsg.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "proto/endpoint/endpoint.h"
@@ -27,10 +29,17 @@ struct Datagram {
   size_t bytes;
 };
 
+// Inbox is the memory of what a rank receives in a turn.
+struct Inbox {
+  std::vector<uint8_t> memory = std::vector<uint8_t>(kInbox);
+  Buffer buffer{memory};
+};
+
 struct Rank {
-  std::unique_ptr<Endpoint> endpoint;
   std::vector<float> bucket;
-  std::vector<uint8_t> received = std::vector<uint8_t>(kInbox);
+  std::unique_ptr<Inbox> inbox = std::make_unique<Inbox>();
+  std::vector<std::unique_ptr<Inbox>> others;  // held, or free
+  std::unique_ptr<Endpoint> endpoint;
   std::vector<Datagram> waiting;
   size_t used = 0;
   bool done = false;
@@ -47,14 +56,14 @@ void carry(const Train& train, uint16_t source, Rank& to, Carried& carried) {
   for (uint32_t i = 0; i < train.count; ++i) {
     const Datagram datagram{source, to.used,
                             train.spans[2 * size_t{i}].size + train.spans[2 * size_t{i} + 1].size};
-    if (to.used + datagram.bytes > to.received.size()) std::abort();
+    if (to.used + datagram.bytes > to.inbox->memory.size()) std::abort();
     for (size_t half = 0; half < 2; ++half) {
       const Train::Span& span = train.spans[2 * size_t{i} + half];
-      if (span.size) std::memcpy(to.received.data() + to.used, span.data, span.size);
+      if (span.size) std::memcpy(to.inbox->memory.data() + to.used, span.data, span.size);
       to.used += span.size;
     }
     to.waiting.push_back(datagram);
-    const auto head = wire::read_common({to.received.data() + datagram.at, datagram.bytes});
+    const auto head = wire::read_common({to.inbox->memory.data() + datagram.at, datagram.bytes});
     const size_t payload = train.spans[2 * size_t{i} + 1].size;
     if (head && head->kind == wire::Kind::push) carried.pushed += payload;
     if (head && head->kind == wire::Kind::pull) carried.pulled += payload;
@@ -63,9 +72,18 @@ void carry(const Train& train, uint16_t source, Rank& to, Carried& carried) {
 
 void take(Rank& rank, Nanos now) {
   for (const Datagram& each : rank.waiting)
-    rank.endpoint->receive(each.source, {rank.received.data() + each.at, each.bytes}, now, now);
+    rank.endpoint->receive(each.source, {rank.inbox->memory.data() + each.at, each.bytes}, now, now,
+                           0, &rank.inbox->buffer);
   rank.waiting.clear();
   rank.used = 0;
+  if (rank.inbox->buffer.holders) {
+    const auto free =
+        std::ranges::find(rank.others, 0u, [](const auto& other) { return other->buffer.holders; });
+    if (free == rank.others.end())
+      rank.others.push_back(std::exchange(rank.inbox, std::make_unique<Inbox>()));
+    else
+      rank.inbox.swap(*free);
+  }
   rank.endpoint->flush(now);
   if (rank.endpoint->next_timer() <= now) rank.endpoint->on_timer(now);
   for (Event event; rank.endpoint->next_event(event);)

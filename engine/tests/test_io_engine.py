@@ -547,7 +547,7 @@ def test_an_engine_that_runs_out_of_memory_tells_its_peers() -> None:
     done = run_python(PAIR + """
     import resource
     elements = 1 << 25
-    plan = _engine.Plan(elements=elements, regions=[(0, elements, 0.0)])
+    plan = _engine.Plan(elements=elements, regions=[(0, elements, 0.0)], encoding="int8")
     buffers = [np.ones(elements, np.float32) for _ in pair]
     pair[0].all_reduce(op=0, step=6, plan=plan, data=buffers[0])
     while pair[0].counters()["memory"] == 0: pass  # the sum of rank 0 has its own

@@ -109,6 +109,25 @@ def test_memory_for_contributions_out_of_turn_is_bounded_and_cannot_deadlock(mor
     must_be_ok(fabric, 3)
 
 
+@pytest.mark.parametrize(("more", "refused"), [(1.0, True), (20.0, False)])
+def test_contributions_wait_in_buffers_then_in_memory_then_come_again(
+    more: float, refused: bool
+) -> None:
+    """Rank 0 is slow, so most of the others' wait for it; a host's buffers are soon held."""
+    workers, elements = 3, 150_000
+    of = plan(elements, scale=0.1)
+    limit = int(more * _engine.least_memory_limit(of, 1472, workers))
+    fabric = Fabric(workers, memory_limit=limit, seed=2)
+    fabric.set_link(0, "up", Link(rate=5e6))
+    values = gradients(workers, elements)
+    fabric.all_reduce(0, of, values)
+    assert fabric.run()
+    must_be_ok(fabric)
+    assert (sum(fabric.counters(rank)["refused"] for rank in range(workers)) > 0) == refused
+    total = rank_order_sum(values) * np.float32(0.1)
+    assert all(same_bits(fabric.result(rank, 0), total) for rank in range(workers))
+
+
 @pytest.mark.parametrize("limit", [200_000, 400_000])
 def test_what_waits_for_a_late_rank_is_bounded_in_all_ops_together(limit: int) -> None:
     """What the others had no room for, and did not acknowledge, comes again when it starts."""

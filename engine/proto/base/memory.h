@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <utility>
 
+#include "proto/base/buffer.h"
 #include "proto/base/kept.h"
 
 namespace gradwire {
@@ -21,6 +23,8 @@ struct Memory {
   uint64_t ops = 0;      // reserved by ops
   uint64_t waiting = 0;  // contributions ahead of their turn
   uint64_t early = 0;    // packets and messages of ops that have not started here
+  // The buffer of the datagram at hand, where it may be held.
+  Buffer* arriving = nullptr;
   // Memory of ops that are over, each within `most_kept()`, beside the limit.
   Kept<float> sums = {};
   Kept<uint8_t> results = {};
@@ -38,6 +42,10 @@ struct Memory {
   uint64_t most_of_several() const { return limit / 8 * 3; }
   bool has_waiting(uint64_t bytes) const {
     return waiting + bytes <= most_of_several() && ops + waiting + bytes <= most_of_ops();
+  }
+  // The buffer in which these bytes have arrived and may wait; null: they have to be copied.
+  Buffer* buffer_of(std::span<const uint8_t> bytes) const {
+    return arriving && arriving->contains(bytes) ? arriving : nullptr;
   }
   // True when an op that needs `bytes` fits. `first`: no other op of its lane is under way, so it
   // may take all that is free. `own`: the part of `early` that belongs to this op and becomes its

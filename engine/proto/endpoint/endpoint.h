@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "proto/base/agenda.h"
+#include "proto/base/buffer.h"
 #include "proto/base/config.h"
 #include "proto/base/counters.h"
 #include "proto/base/failure.h"
@@ -73,9 +74,10 @@ class Endpoint {
   // unless the endpoint has failed.
   Failure start(OpSpec spec, Nanos now);
   // Takes one datagram from `source`, the endpoint whose address it came from. `arrival`: when the
-  // kernel received it, at most `now`. `ecn`: its codepoint (RFC 3168).
+  // kernel received it, at most `now`. `ecn`: its codepoint (RFC 3168). `buffer`: where the
+  // datagram lies, if it may stay there for longer than this call.
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
-               uint8_t ecn = 0);
+               uint8_t ecn = 0, Buffer* buffer = nullptr);
   void flush(Nanos now);
   // Writes the next train; false when nothing is to be sent now. `urgent`: only ACKs, pings and
   // what ends the job, which the driver sends before a train that waits for the socket.

@@ -14,7 +14,7 @@ constexpr size_t kMostFrames = 1024;
 }  // namespace
 
 void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
-                       uint8_t ecn) {
+                       uint8_t ecn, Buffer* buffer) {
   const auto head = wire::read_common(datagram);
   Path* const path = paths_.find(source);
   if (!head || head->session != port_.config.session || head->source != source || !path) {
@@ -41,7 +41,9 @@ void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos
   path->counted.received(datagram.size());
   path->life.note(now);
   path->news.limit |= path->limit.arrived(datagram.size());
+  port_.memory.arriving = buffer;
   if (!on_packet(*path, head->kind, datagram, now, arrival, ecn)) ++port_.counters.malformed;
+  port_.memory.arriving = nullptr;
   act(*path, now);
 }
 

@@ -54,11 +54,11 @@ void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos
 void Aggregator::accept_own(Nanos now) {
   const auto self = static_cast<uint16_t>(self_);
   if (turns_) {
-    // All own chunks count; each is added at its turn.
+    // All own chunks count; each is read in place, with others that come.
     for (uint32_t local = 0; local < shard_.size(); ++local) {
       if (worker_[self].decided.test(local)) continue;
       count(self, local);
-      add_in_order(self, local, {});
+      if (decided_[local] + 1 == workers_) add_in_order(self, local, {});
       decide(self, local);
     }
     return;
@@ -100,10 +100,10 @@ Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
   const Worker& w = worker_[worker];
   if (w.decided.test(local)) return Added::ignored;
   if (turns_) {
-    if (!stashed && turns_->turn(local) != worker && !turns_->has_room(payload.size()))
-      return Added::no_memory;
+    const bool later = waits(worker, local, payload);
+    if (later && !stashed && !turns_->has_room(payload)) return Added::no_memory;
     count(worker, local);
-    add_in_order(worker, local, payload);
+    later ? turns_->keep(local, worker, payload) : add_in_order(worker, local, payload);
   } else {
     add_payload(local, payload.data());
     count(worker, local);
@@ -112,41 +112,36 @@ Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
   return Added::counted;
 }
 
+// True when a contribution to an exact sum has to wait for others. One that may stay where it is
+// waits for all, so that they are summed in one pass.
+bool Aggregator::waits(uint16_t worker, uint32_t local, std::span<const uint8_t> payload) const {
+  if (decided_[local] + 1 == workers_) return false;
+  if (turns_->stays(payload)) return true;
+  uint16_t turn = turns_->turn(local);
+  while (turn < worker && worker_[turn].counted.test(local)) ++turn;
+  return turn < worker;
+}
+
+// Adds the contributions whose turn has come, in one pass where they are plain. `payload`: the one
+// that has arrived.
 void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload) {
-  bool mine = worker == self_;
-  if (turns_->turn(local) != worker) {
-    if (!mine) turns_->keep(local, worker, payload);  // the own one is read in place at its turn
-    return;
-  }
   const bool plain = plan_.format.plain();
-  const uint8_t* values = payload.data();
+  const bool begun = turns_->turn(local) > 0;
   run_.clear();
-  for (;;) {
+  uint16_t turn = turns_->turn(local);
+  for (; turn < workers_ && worker_[turn].counted.test(local); turn = turns_->pass(local)) {
+    const bool mine = turn == self_;
+    const uint8_t* values = turn == worker ? payload.data() : nullptr;
+    if (!mine && turn != worker) values = turns_->take(local, turn);
     if (plain)
       run_.push_back(mine ? sum_.plain_own(local) : values);
     else
       mine ? add_own(local) : add_payload(local, values);
-    const uint16_t turn = turns_->pass(local);
-    if (turn == workers_) break;
-    mine = turn == self_;
-    values = mine ? nullptr : turns_->take(local, turn);
-    if (mine ? !worker_[turn].counted.test(local) : values == nullptr) break;
   }
-  if (plain) add_run(local);
+  contributors_[local] = turn;
+  if (plain)
+    sum_.add_run(local, begun, run_, turn == workers_ ? std::optional(plan_.scale) : std::nullopt);
   turns_->release();
-}
-
-// Adds the contributions whose turn has come in one pass. The own one is left where it is while it
-// would be the sum alone.
-void Aggregator::add_run(uint32_t local) {
-  const bool final = turns_->turn(local) == workers_;
-  const bool begun = contributors_[local] > 0 && !own_left_[local];
-  contributors_[local] = turns_->turn(local);
-  if (std::exchange(own_left_[local], 0)) run_.insert(run_.begin(), sum_.plain_own(local));
-  if (!final && contributors_[local] == 1 && self_ == 0)
-    own_left_[local] = 1;
-  else
-    sum_.add_run(local, begun, run_, final ? std::optional(plan_.scale) : std::nullopt);
 }
 
 // An own contribution that would begin a sum is left where it is until the next one arrives, so

@@ -104,7 +104,7 @@ class Aggregator {
 
   Added take(uint16_t worker, uint32_t local, std::span<const uint8_t> payload, bool stashed);
   void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
-  void add_run(uint32_t local);
+  bool waits(uint16_t worker, uint32_t local, std::span<const uint8_t> payload) const;
   void add_own(uint32_t local);
   void add_payload(uint32_t local, const uint8_t* payload);
   void count(uint16_t worker, uint32_t local);

@@ -1,5 +1,6 @@
 // Turns keeps contributions to exact sums until it is their turn: a chunk is summed in the order of
-// ranks, so that the result is the same to the bit whenever they arrive.
+// ranks, so that the result is the same to the bit whenever they arrive. They wait where they were
+// received if that may be held, else in a copy.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +17,27 @@ class Turns {
  public:
   Turns(uint32_t chunks, Memory& memory)
       : memory_(memory), turn_(chunks), head_(chunks), waiting_(1) {}
-  ~Turns() { memory_.waiting -= bytes_; }
+  ~Turns() {
+    memory_.waiting -= bytes_;
+    for (Waiting& entry : waiting_)
+      if (entry.buffer) --entry.buffer->holders;
+  }
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
 
-  // The memory of a waiting contribution, with its entry and its allocation, in bytes.
+  // The memory of a copied contribution, with its entry and its allocation, in bytes.
   static constexpr uint64_t cost(uint64_t bytes) { return bytes + 64; }
 
   // The rank whose contribution to this chunk is next.
   uint16_t turn(uint32_t chunk) const { return turn_[chunk]; }
   // That rank's contribution is in the sum; returns the next rank.
   uint16_t pass(uint32_t chunk) { return ++turn_[chunk]; }
-  // True when memory allows another contribution to wait.
-  bool has_room(size_t bytes) const { return memory_.has_waiting(cost(bytes)); }
+  // True when this contribution may wait where it is.
+  bool stays(std::span<const uint8_t> payload) const { return memory_.buffer_of(payload); }
+  // True when memory allows this contribution to wait.
+  bool has_room(std::span<const uint8_t> payload) const {
+    return stays(payload) || memory_.has_waiting(cost(payload.size()));
+  }
   void keep(uint32_t chunk, uint16_t rank, std::span<const uint8_t> payload) {
     uint32_t slot = free_;
     if (slot == kNone) {
@@ -38,13 +47,19 @@ class Turns {
       free_ = waiting_[slot].next;
     }
     Waiting& entry = waiting_[slot];
+    entry.rank = rank;
+    entry.next = std::exchange(head_[chunk], slot);
+    entry.buffer = memory_.buffer_of(payload);
+    if (entry.buffer) {
+      ++entry.buffer->holders;
+      entry.at = payload.data();
+      return;
+    }
     if (!spare_.empty()) {
       entry.bytes = std::move(spare_.back());
       spare_.pop_back();
     }
-    entry.rank = rank;
     entry.bytes.assign(payload.begin(), payload.end());
-    entry.next = std::exchange(head_[chunk], slot);
     count(cost(payload.size()));
   }
   // Takes the waiting contribution of a rank, which lives until release(); null when it has not
@@ -56,6 +71,10 @@ class Turns {
     const uint32_t slot = *link;
     *link = std::exchange(waiting_[slot].next, free_);
     free_ = slot;
+    if (Buffer* const buffer = std::exchange(waiting_[slot].buffer, nullptr)) {
+      released_.push_back(buffer);
+      return waiting_[slot].at;
+    }
     taken_.push_back(std::move(waiting_[slot].bytes));  // a free slot keeps no memory
     count(-cost(taken_.back().size()));
     return taken_.back().data();
@@ -65,6 +84,8 @@ class Turns {
     for (std::vector<uint8_t>& bytes : taken_)
       if (spare_.size() < kMostSpare) spare_.push_back(std::move(bytes));
     taken_.clear();
+    for (Buffer* const buffer : released_) --buffer->holders;
+    released_.clear();
   }
 
  private:
@@ -75,6 +96,8 @@ class Turns {
   struct Waiting {
     uint32_t next;
     uint16_t rank;
+    Buffer* buffer;  // where it stays, at `at`; null: it is copied
+    const uint8_t* at;
     std::vector<uint8_t> bytes;
   };
   void count(uint64_t bytes) {
@@ -88,6 +111,7 @@ class Turns {
   std::vector<Waiting> waiting_;  // entry 0 stands for none
   std::vector<std::vector<uint8_t>> spare_;
   std::vector<std::vector<uint8_t>> taken_;
+  std::vector<Buffer*> released_;
   uint32_t free_ = kNone;
   uint64_t bytes_ = 0;  // this op's part of memory_.waiting
 };
