@@ -122,6 +122,25 @@ def copies(fabric: Fabric) -> int:
     return sum(int(fabric.counters(host)["copies"]) for host in range(fabric.workers))
 
 
+def test_one_far_host_does_not_slow_what_the_others_send_to_each_other() -> None:
+    """Bytes and round trips allow 1.4 times what the busiest port needs."""
+    fabric = Fabric(4, link=Link(), **HOSTS)
+    for way in ("up", "down"):
+        fabric.set_link(3, way, replace(Link(), delay=5e-3))
+    fabric.run(0.3, until_done=False)
+    elements = 4 * MEGABYTE
+    values = [np.ones(elements, np.float32)] * 4
+    ideal = 2 * 3 / 4 * elements * 4 * HEADERS / GIGABIT
+    times = []
+    for op in range(8):
+        started = fabric.now
+        fabric.all_reduce(op, plan(elements), values, at=started)
+        fabric.run(started + 60)
+        times.append(max(fabric.finished_at(worker, op) for worker in range(4)) - started)
+    must_be_ok(fabric, 8)
+    assert median(times[4:]) <= 2.4 * ideal
+
+
 @pytest.mark.parametrize(
     ("loss", "ideals", "payload"), [(0.0, 2.1, 1.03), (0.01, 3.2, 1.15), (0.05, 3.9, 1.6)]
 )

@@ -77,8 +77,12 @@ class SendController {
     Nanos rtprop = 0;   // the longest
     Nanos round = 0;    // the longest smoothed round-trip time
     double window = 0;  // bytes of the receivers' windows
+    uint32_t near = 0;  // short paths that have a backlog
 
-    bool alone() const { return count == 1; }
+    // The receiver of the only destination bounds everything that goes.
+    bool alone() const { return count == 1 && near == 0; }
+    // Each long path is paced by its own part of its receiver's window.
+    bool apart() const { return count > 0 && !alone(); }
   };
   // Decides the pace of what goes next. `rate`: BtlBw in bytes/s as far as it is known; `unproven`:
   // the rate to use while only heavy loss has shown one.

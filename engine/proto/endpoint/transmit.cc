@@ -68,7 +68,7 @@ bool Endpoint::next_chunks(Nanos now, Train& train) {
     const double space = port_.sender.room(now);
     const uint64_t window =
         space > 0 ? static_cast<uint64_t>(space / port_.config.wire_bytes()) + 1 : 0;
-    const bool apart = far.count > 1 && port_.config.pacing;
+    const bool apart = far.apart() && port_.config.pacing;
     Nanos held = kNever;
     const Scheduler::Choice choice = scheduler_.choose(
         window > 0, [&](uint16_t to) { return apart && paths_.at(to).holds(now, held); });

@@ -23,7 +23,11 @@ SendController::LongPaths Paths::long_paths() const {
   SendController::LongPaths far;
   if (long_ == 0) return far;
   for (const Path* path : all_) {
-    if (path->farewell.gone || !path->standing.spreads || path->standing.backlog == 0) continue;
+    if (path->farewell.gone || path->standing.backlog == 0) continue;
+    if (!path->standing.spreads) {
+      ++far.near;
+      continue;
+    }
     ++far.count;
     far.rtprop = std::max(far.rtprop, path->recovery.rtt.minimum());
     far.round = std::max(far.round, path->recovery.rtt.smoothed());
