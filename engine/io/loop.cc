@@ -546,6 +546,7 @@ void Loop::Impl::publish() {
   counted.features = socket.features();
   if (endpoint) {
     counted.endpoint = endpoint->counters();
+    counted.endpoint.now.path_limit += gate.tag_bytes();
     counted.peers = endpoint->peers(monotonic_now());
   }
   last_snapshot = counted;

@@ -1,6 +1,5 @@
-"""Jobs drawn from seeds: those that ever failed, a fresh slice, and the faults they are made of."""
+"""Jobs drawn from seeds: those that ever failed, a slice, and the faults they are made of."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +24,9 @@ def test_a_seed_that_failed_once_does_not_again(seed: int) -> None:
     assert not verdict.wrong, verdict.text
 
 
-def test_a_fresh_slice_of_seeds() -> None:
-    first = 1_000_000 + int(time.time()) // 60 * 100
-    print(f"gradwire sim fuzz --seeds {first}..{first + 99}")
-    for seed in range(first, first + 100):
+def test_a_slice_of_seeds() -> None:
+    """The first ones; fresh ones are the command's, whose run is long."""
+    for seed in range(40):
         verdict = verdict_of(seed)
         assert not verdict.wrong, f"seed {seed}: {verdict.outcome}: {verdict.text}"
 
