@@ -128,6 +128,7 @@ struct Loop::Impl {
   std::vector<Address> addresses;
   std::unordered_map<Address, uint16_t, Address::Hash> sources;
   Drop drop;
+  std::vector<Endpoint::Datagram> together;  // the datagrams of one message
   Train train;
   HeldTrain held;
   HeldTrain held_urgent;  // goes first
@@ -441,6 +442,7 @@ bool Loop::Impl::receive_batch() {
     // wall clock.
     Nanos arrival = message.arrival;
     if (arrival > now || arrival < std::max(now - kSecond, empty_at - kStampSlack)) arrival = now;
+    together.clear();
     for (size_t at = 0; at < message.bytes.size(); at += message.segment) {
       const auto datagram =
           message.bytes.subspan(at, std::min(message.segment, message.bytes.size() - at));
@@ -451,8 +453,9 @@ bool Loop::Impl::receive_batch() {
         ++counted.injected;
         continue;
       }
-      endpoint->receive(source->second, opened, now, arrival, message.ecn, message.buffer);
+      together.push_back(opened);
     }
+    endpoint->receive(source->second, together, now, arrival, message.ecn, message.buffer);
   }
   endpoint->flush(monotonic_now());
   return messages.size() == Socket::kBatch;

@@ -385,12 +385,12 @@ void Fabric::take_arrived(Host& host) {
       received.buffer.bytes = bytes = received.bytes;
       buffer = &received.buffer;
     }
+    run_.clear();
     for (size_t at = 0; at == 0 || at < bytes.size(); at += unit.segment) {
-      const auto datagram = bytes.subspan(at, std::min<size_t>(unit.segment, bytes.size() - at));
-      note_bitmap(unit.destination, unit.source, datagram);
-      host.endpoint->receive(unit.source, datagram, time, local(host, arrived.time), unit.ecn,
-                             buffer);
+      run_.push_back(bytes.subspan(at, std::min<size_t>(unit.segment, bytes.size() - at)));
+      note_bitmap(unit.destination, unit.source, run_.back());
     }
+    host.endpoint->receive(unit.source, run_, time, local(host, arrived.time), unit.ecn, buffer);
     if (buffer && buffer->holders == 0) {
       unit.bytes = std::move(host.held.back().bytes);
       host.held.pop_back();

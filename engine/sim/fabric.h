@@ -290,6 +290,7 @@ class Fabric {
   std::vector<Flow> flows_;
   std::vector<bool> parted_;  // [from × hosts + to]
   Train train_;
+  std::vector<Endpoint::Datagram> run_;  // the datagrams of one unit
   gradwire::Event event_;
   std::map<Sender, std::vector<uint64_t>> payloads_;  // hashes by chunk; 0: not sent yet
   PassCheck passes_;

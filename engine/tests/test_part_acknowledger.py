@@ -226,3 +226,31 @@ def test_exactly_what_has_arrived_is_seen_and_acknowledged(
     assert ack.largest == acks.largest() == largest
     assert members(largest, ack.bitmap) == arrived
     assert ack.refused <= largest
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 150), st.booleans()), min_size=1),
+)
+def test_a_run_of_packets_is_recorded_as_each_of_them_alone(
+    runs: list[tuple[int, int, bool]],
+) -> None:
+    together, alone = Acknowledger(), Acknowledger()
+    first = 1
+    for now, (missing, packets, refused) in enumerate(runs):
+        first += missing
+        together.arrived(7, 500 * packets, now, packets)
+        gap = together.record(first, refused, now, packets)
+        gaps = []
+        for number in range(first, first + packets):
+            alone.arrived(7, 500, now)
+            gaps.append(alone.record(number, refused, now))
+        assert gap == any(gaps) == (missing > 0)
+        assert together.next_timer() == alone.next_timer()
+        first += packets
+    ours, each = together.fill(0, 128, 0), alone.fill(0, 128, 0)
+    assert (ours.largest, ours.refused, ours.queue_us) == (
+        each.largest,
+        each.refused,
+        each.queue_us,
+    )
+    assert list(ours.bitmap) == list(each.bitmap)

@@ -3,7 +3,8 @@
 //   gradwire_work RANKS ELEMENTS DELAY
 //
 // prints the events, the datagrams that the ranks sent, the seconds of processor time that the run
-// took, and the compiler. Hosts take what has arrived DELAY microseconds after its first datagram.
+// took, and the compiler. Hosts take what has arrived DELAY microseconds after its first datagram;
+// where it is not 0, trains arrive whole.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -21,6 +22,7 @@ int main(int count, char** words) {
   options.link.rate = 1.25e9;
   options.link.delay = 5 * kMicrosecond;
   options.link.queue_bytes = 1 << 20;
+  options.whole_trains = options.host_delay > 0;
   sim::Fabric fabric(options);
   OpSpec spec;
   spec.op = id_of(0, 0);

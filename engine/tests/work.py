@@ -3,9 +3,10 @@
 An all-reduce runs in virtual time under valgrind, which counts the instructions of the endpoints'
 entry points with all that they call. They are divided by the datagrams that the ranks sent, data
 and ACKs. A protocol whose work does not grow with the ranks has the same figure at 4 and at 64
-ranks. The simulator hands over each datagram by itself, real hosts take batches of those that have
-arrived: a third column has such batches. The simulator's speed is measured without valgrind, in
-events for each second of processor time, the oracle's checks included.
+ranks. The simulator hands over each datagram by itself, real hosts take batches of trains that have
+arrived, each as one message: a third column has such batches, on longer paths. The simulator's
+speed is measured without valgrind, in events for each second of processor time, the oracle's checks
+included.
 
     python engine/tests/work.py    builds work.cc into build/work and runs it; minutes and 8 GB
 
@@ -29,8 +30,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "work"
 RANKS = (4, 64)
-BATCH = 20  # microseconds for which datagrams wait where they are taken in batches
+BATCH = 20  # microseconds for which trains wait where they are taken in batches
 COUNTED = 600_000  # elements of the all-reduce under valgrind
+LONG = 8_000_000  # elements of the one in batches: more than 10,000 packets a path
 TIMED = 6_500_000  # elements of the timed one, 26 MB
 ENTRIES = ("receive", "flush", "transmit", "on_timer", "next_timer")
 
@@ -62,12 +64,14 @@ def run(*command: str) -> Run:
     return Run(int(words[0]), int(words[1]), float(words[2]), words[3].strip())
 
 
-def instructions(driver: str, ranks: int, delay: int = 0) -> dict[str, float]:
+def instructions(
+    driver: str, ranks: int, elements: int = COUNTED, delay: int = 0
+) -> dict[str, float]:
     """Instructions for each datagram, by entry point."""
     with tempfile.TemporaryDirectory() as folder:
         profile = os.path.join(folder, "profile")
         valgrind = ("valgrind", "--tool=callgrind", f"--callgrind-out-file={profile}")
-        done = run(*valgrind, driver, str(ranks), str(COUNTED), str(delay))
+        done = run(*valgrind, driver, str(ranks), str(elements), str(delay))
         annotate = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", profile]
         table = subprocess.run(annotate, check=True, capture_output=True, text=True).stdout
     found = dict.fromkeys(ENTRIES, 0.0)
@@ -94,7 +98,10 @@ def main() -> int:
         return 1
     driver = built()
     timed = run(driver, str(RANKS[-1]), str(TIMED), "0")
-    counts = [*(instructions(driver, ranks) for ranks in RANKS), instructions(driver, 4, BATCH)]
+    counts = [
+        *(instructions(driver, ranks) for ranks in RANKS),
+        instructions(driver, 4, LONG, BATCH),
+    ]
     version = subprocess.run(["valgrind", "--version"], capture_output=True, text=True).stdout
     print(f"{machine()}, compiler {timed.compiler}, {version.strip()}\n")
     heads = [f"{ranks} ranks" for ranks in RANKS] + ["4, batches"]

@@ -20,16 +20,12 @@ class BitRing {
   void set(uint64_t n) { word(n) |= uint64_t{1} << (~n % 64); }
   void clear(uint64_t n) { word(n) &= ~(uint64_t{1} << (~n % 64)); }
   void clear() { std::fill(words_.begin(), words_.end(), 0); }
-  // Clears the bits of all numbers from `first` to `last`.
+  // Sets or clears the bits of all numbers from `first` to `last`.
+  void set(uint64_t first, uint64_t last) {
+    for (uint64_t n = first; n <= last; n = (n | 63) + 1) word(n) |= part(n, last);
+  }
   void clear(uint64_t first, uint64_t last) {
-    for (uint64_t n = first; n <= last;) {
-      if (n % 64 == 0 && n + 63 <= last) {
-        word(n) = 0;
-        n += 64;
-      } else {
-        clear(n++);
-      }
-    }
+    for (uint64_t n = first; n <= last; n = (n | 63) + 1) word(n) &= ~part(n, last);
   }
   // The bits of 64 numbers: bit i is that of n - i. It is 0 for numbers below 1.
   uint64_t down_from(uint64_t n) const {
@@ -40,6 +36,10 @@ class BitRing {
   }
 
  private:
+  // The bits of the numbers from `first` to `last` that lie in the word of `first`.
+  static uint64_t part(uint64_t first, uint64_t last) {
+    return (UINT64_MAX >> (first % 64)) & (UINT64_MAX << (~std::min(last, first | 63) % 64));
+  }
   uint64_t& word(uint64_t n) { return words_[(~n & mask_) / 64]; }
   uint64_t word(uint64_t n) const { return words_[(~n & mask_) / 64]; }
 

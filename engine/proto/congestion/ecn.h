@@ -17,10 +17,10 @@ struct EcnSeen {
   uint32_t ce = 0;
   bool marked = false;  // the last packet had CE
 
-  // Counts one packet; true when marking begins or ends, which the peer should learn at once.
-  bool add(uint8_t ecn) {
-    ect0 += ecn == kEct0;
-    ce += ecn == kCe;
+  // Counts packets; true when marking begins or ends, which the peer should learn at once.
+  bool add(uint8_t ecn, uint64_t packets) {
+    if (ecn == kEct0) ect0 += static_cast<uint32_t>(packets);
+    if (ecn == kCe) ce += static_cast<uint32_t>(packets);
     const bool news = marked != (ecn == kCe);
     marked = ecn == kCe;
     return news;

@@ -16,13 +16,14 @@ class LossCount {
     double arrived = 0;
     double queue = 0;  // ns: the longest that a packet after a missing one has queued
   };
-  // Takes a new packet, which has queued for `queue`; true when a period has ended.
-  // `largest`: the largest number before it, 0 for none.
-  bool add(uint64_t number, uint64_t largest, Nanos queue, Nanos now) {
+  // Takes new packets with consecutive numbers from `number` on, which have queued for `queue`;
+  // true when a period has ended. `largest`: the largest number before them, 0 for none.
+  bool add(uint64_t number, uint64_t packets, uint64_t largest, Nanos queue, Nanos now) {
+    const auto arrived = static_cast<double>(packets);
     Period& at = number < since_ ? before_ : now_;
-    ++at.arrived;
+    at.arrived += arrived;
     if (number < largest) {
-      at.lost = std::max(0.0, at.lost - 1);
+      at.lost = std::max(0.0, at.lost - arrived);
     } else if (largest && number > largest + 1) {
       at.lost += std::min(static_cast<double>(number - largest - 1), kRun);
       at.queue = std::max(at.queue, static_cast<double>(queue));
@@ -32,7 +33,7 @@ class LossCount {
     ended_ = before_;
     before_ = now_;
     now_ = {};
-    since_ = std::max(number, largest) + 1;
+    since_ = std::max(number + packets - 1, largest) + 1;
     return true;
   }
   // The period before the one that has ended.

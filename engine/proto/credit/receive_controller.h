@@ -30,14 +30,18 @@ struct Arriving {
   double queued = 0;
   uint64_t bytes = 0;
 
-  // Measures loss and rate by the number of a new packet. `largest`: the largest one before it.
-  void count(uint64_t number, uint64_t largest, uint64_t size, Nanos now) {
+  // Measures loss and rate by new packets of `size` bytes together with consecutive numbers from
+  // `number` on. `largest`: the largest one before them; what came before the first is not known.
+  void count(uint64_t number, uint64_t packets, uint64_t largest, uint64_t size, Nanos now) {
     if (number < largest) {
-      loss.late();
-    } else if (largest) {
-      loss.add(static_cast<double>(number - largest - 1), 1, now);
-      rate.add((number - largest) * size, now);
+      loss.late(packets);
+      return;
     }
+    const uint64_t lost = largest ? number - largest - 1 : 0;
+    const uint64_t first = largest ? 0 : 1;
+    if (packets == first) return;
+    loss.add(static_cast<double>(lost), static_cast<double>(packets - first), now);
+    rate.add((packets - first + lost) * size / packets, now);
   }
 };
 
@@ -59,17 +63,16 @@ class ReceiveController {
   CreditPool credit;
 
   // ---- packets
-  // Counts a packet by its number. `largest`: the largest one before it; `queue`: its queueing
-  // delay.
-  void count(Arriving& from, uint64_t number, uint64_t largest, uint64_t size, Nanos queue,
-             Nanos now) {
-    from.count(number, largest, size, now);
-    if (!from.lost.add(number, largest, queue, now)) return;
+  // Counts packets by their numbers, as Arriving does. `queue`: their queueing delay.
+  void count(Arriving& from, uint64_t number, uint64_t packets, uint64_t largest, uint64_t size,
+             Nanos queue, Nanos now) {
+    from.count(number, packets, largest, size, now);
+    if (!from.lost.add(number, packets, largest, queue, now)) return;
     const LossCount::Period& ended = from.lost.ended();
     window_.count(ended.lost, ended.arrived, ended.queue);
   }
-  // A new packet of `bytes` has arrived after queueing for `queue`.
-  // `limited`: its sender had more to send, and no credit.
+  // New packets of `bytes` together have arrived after queueing for `queue`.
+  // `limited`: their sender had more to send, and no credit.
   void arrived(Arriving& from, Nanos queue, uint64_t bytes, bool limited) {
     from.queued += static_cast<double>(queue) * static_cast<double>(bytes);
     from.bytes += bytes;

@@ -66,6 +66,8 @@ struct PeerState {
 
 class Endpoint {
  public:
+  using Datagram = std::span<const uint8_t>;
+
   explicit Endpoint(const EndpointConfig& config, Nanos now);
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
@@ -73,10 +75,11 @@ class Endpoint {
   // Starts an op, or returns why it cannot start. Such an op gets no report, and changes nothing
   // unless the endpoint has failed.
   Failure start(OpSpec spec, Nanos now);
-  // Takes one datagram from `source`, the endpoint whose address it came from. `arrival`: when the
-  // kernel received it, at most `now`. `ecn`: its codepoint (RFC 3168). `buffer`: where the
-  // datagram lies, if it may stay there for longer than this call.
-  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+  // Takes datagrams that have arrived together from `source`, the endpoint whose address they came
+  // from, in their order. `arrival`: when the kernel received them, at most `now`. `ecn`: their
+  // codepoint (RFC 3168). `buffer`: where they lie, if they may stay there for longer than this
+  // call.
+  void receive(uint16_t source, std::span<const Datagram> datagrams, Nanos now, Nanos arrival,
                uint8_t ecn = 0, Buffer* buffer = nullptr);
   void flush(Nanos now);
   // Writes the next train; false when nothing is to be sent now. `urgent`: only ACKs, pings and
@@ -131,16 +134,13 @@ class Endpoint {
   void catch_up();
 
   // receive.cc: the way of a packet
-  bool on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
-                 Nanos arrival, uint8_t ecn);
-  bool on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
-                   uint8_t ecn);
-  Fate accept(Path& path, const wire::Header& header, uint64_t id,
-              std::span<const uint8_t> datagram, Nanos now);
+  void fail_version(uint16_t source, uint8_t version, Nanos now);
+  bool on_packet(Path& path, wire::Kind kind, Datagram datagram, Path::Run& run, Nanos now);
+  bool on_reliable(Path& path, Datagram datagram, Path::Run& run, Nanos now);
+  void end_run(Path& path, Path::Run& run, Nanos now);
+  Fate accept(Path& path, const wire::Header& header, uint64_t id, Datagram datagram, Nanos now);
   Fate take_open(uint16_t worker, const wire::Header& header, uint64_t id,
                  std::span<const uint8_t> payload, Nanos now);
-  Fate deliver(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
-               Nanos now, bool stashed = false);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void acked(Path& path, std::span<const SentPacket> packets, Nanos now);
   void lost(Path& path, Nanos now);

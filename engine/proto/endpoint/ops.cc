@@ -104,7 +104,9 @@ void Endpoint::replay(uint64_t id, Nanos now) {
       Op* op = ops_.find(id);
       if (!op) continue;
       const auto payload = datagram.subspan(wire::kHeaderBytes);
-      const Fate fate = deliver(*path, *op, header, payload, now, true);
+      const Fate fate = op->take(path->peer, header, payload, now, true);
+      op->follow(now);
+      act(*op, now);
       port_.counters.malformed += fate == Fate::malformed && !failure_;
     }
     path->announced(told, kept.size());

@@ -13,44 +13,55 @@ namespace {
 constexpr size_t kMostFrames = 1024;
 }  // namespace
 
-void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
-                       uint8_t ecn, Buffer* buffer) {
-  const auto head = wire::read_common(datagram);
+void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nanos now,
+                       Nanos arrival, uint8_t ecn, Buffer* buffer) {
   Path* const path = paths_.find(source);
-  if (!head || head->session != port_.config.session || head->source != source || !path) {
-    ++port_.counters.malformed;
-    return;
-  }
-  due_.clock = now;
-  changes_.touch(*path);
-  if (head->version != wire::kVersion) {
-    // A peer keeps its version, so a later datagram of another one is foreign or damaged.
-    if (path->life.heard) {
-      ++port_.counters.malformed;
-      return;
-    }
-    return fail(
-        {port_.config.name(source) + " speaks protocol version " + std::to_string(head->version) +
-             ", " + port_.config.name(port_.config.endpoint) + " speaks " +
-             std::to_string(wire::kVersion),
-         source, Cause::version},
-        now);
-  }
-  ++port_.counters.packets_received;
-  port_.counters.bytes_received += datagram.size();
-  path->counted.received(datagram.size());
-  path->life.note(now);
-  path->news.limit |= path->limit.arrived(datagram.size());
+  const wire::Common own = port_.header(wire::Kind::push);
+  Path::Run run{arrival, ecn};
+  uint64_t packets = 0;
+  uint64_t bytes = 0;
   port_.memory.arriving = buffer;
-  if (!on_packet(*path, head->kind, datagram, now, arrival, ecn)) ++port_.counters.malformed;
+  for (const Datagram datagram : datagrams) {
+    const auto head = wire::read_common(datagram);
+    const bool known = head && head->session == own.session && head->source == source && path;
+    // A peer keeps its version, so a later datagram of another one is foreign or damaged.
+    if (!known || (head->version != own.version && path->life.heard)) {
+      ++port_.counters.malformed;
+      continue;
+    }
+    due_.clock = now;
+    changes_.touch(*path);
+    if (head->version != own.version) {
+      port_.memory.arriving = nullptr;
+      return fail_version(source, head->version, now);
+    }
+    ++packets;
+    bytes += datagram.size();
+    path->life.note(now);
+    path->news.limit |= path->limit.arrived(datagram.size());
+    if (!on_packet(*path, head->kind, datagram, run, now)) ++port_.counters.malformed;
+  }
   port_.memory.arriving = nullptr;
+  if (packets == 0) return;
+  end_run(*path, run, now);
+  port_.counters.packets_received += packets;
+  port_.counters.bytes_received += bytes;
+  path->counted.received(packets, bytes);
   act(*path, now);
 }
 
+void Endpoint::fail_version(uint16_t source, uint8_t version, Nanos now) {
+  fail({port_.config.name(source) + " speaks protocol version " + std::to_string(version) + ", " +
+            port_.config.name(port_.config.endpoint) + " speaks " + std::to_string(wire::kVersion),
+        source, Cause::version},
+       now);
+}
+
 // False for what no correct peer sends.
-bool Endpoint::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
-                         Nanos arrival, uint8_t ecn) {
-  if (wire::is_reliable(kind)) return on_reliable(path, datagram, now, arrival, ecn);
+bool Endpoint::on_packet(Path& path, wire::Kind kind, Datagram datagram, Path::Run& run,
+                         Nanos now) {
+  if (wire::is_reliable(kind)) return on_reliable(path, datagram, run, now);
+  end_run(path, run, now);
   switch (kind) {
     case wire::Kind::ack: {
       wire::Ack ack;
@@ -71,8 +82,7 @@ bool Endpoint::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> d
     }
     case wire::Kind::fragment: {
       const auto whole = path.on_fragment(datagram);
-      return whole.empty() ||
-             on_packet(path, wire::read_common(whole)->kind, whole, now, arrival, ecn);
+      return whole.empty() || on_packet(path, wire::read_common(whole)->kind, whole, run, now);
     }
     case wire::Kind::error: {
       Failure why = path.read_error(datagram);
@@ -99,39 +109,56 @@ void Endpoint::act(Path& path, Nanos now) {
 
 // ---- packets of ops
 
-bool Endpoint::on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
-                           uint8_t ecn) {
+// Takes a packet of an op. It adds it to the run that it continues, or ends that and begins
+// another.
+bool Endpoint::on_reliable(Path& path, Datagram datagram, Path::Run& run, Nanos now) {
   const auto header = wire::read_header(datagram);
   if (!header || datagram.size() > port_.config.datagram_bytes) return false;
-  const uint64_t number = path.new_number(*header);
-  if (number == 0) return true;
-  const uint64_t id = ops_.full_id(header->op);
+  const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
+  if (!run.continues(*header, number)) end_run(path, run, now);
+  if (!path.is_new(number, *header)) return true;
+  const uint64_t id = run.packets ? run.op : ops_.full_id(header->op);
   const Fate fate = accept(path, *header, id, datagram, now);
   // What is not from the peer must not be measured either.
-  if (fate == Fate::malformed) return bool(failure_);
-  if (path.arriving.bytes == 0) arrived_.push_back(path.peer);
-  const uint64_t bytes = datagram.size() + kOverhead;
-  const Nanos queue = path.measure(*header, bytes, arrival, now);
-  if (Op* op = ops_.last_found(id))
-    op->waits.arrived(path.peer, number, path.acks.largest(), queue);
+  if (fate == Fate::malformed) {
+    if (Op* op = ops_.last_found(id)) act(*op, now);
+    return bool(failure_);
+  }
   const bool refused = fate == Fate::refused;
-  if (!refused && !path.started.contains(id)) note_started(path, id + kLanes);
-  path.record(*header, {number, bytes, refused, ecn, queue, arrival}, now);
+  if (refused != run.refused) end_run(path, run, now);
+  if (run.packets == 0) run.begin(*header, id, number, refused);
+  run.add(*header, datagram.size() + kOverhead);
   return true;
+}
+
+// Does what follows from the packets of a run, once for all.
+void Endpoint::end_run(Path& path, Path::Run& run, Nanos now) {
+  if (run.packets == 0) return;
+  if (Op* op = ops_.last_found(run.op)) {
+    op->follow(now);
+    act(*op, now);
+  }
+  if (path.arriving.bytes == 0) arrived_.push_back(path.peer);
+  const uint64_t largest = path.acks.largest();
+  const Nanos queue = path.record(run, now);
+  if (Op* op = ops_.last_found(run.op)) op->waits.arrived(path.peer, run.first, largest, queue);
+  if (!run.refused && !path.started.contains(run.op)) note_started(path, run.op + kLanes);
+  run.packets = run.bytes = 0;
+  run.limited = false;
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
 // crossed the network and will be sent again. A malformed one is not from the peer and leaves no
 // trace.
-Fate Endpoint::accept(Path& path, const wire::Header& header, uint64_t id,
-                      std::span<const uint8_t> datagram, Nanos now) {
+Fate Endpoint::accept(Path& path, const wire::Header& header, uint64_t id, Datagram datagram,
+                      Nanos now) {
   const EndpointConfig& config = port_.config;
   if (failure_) return Fate::malformed;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
   if (Op* op = ops_.find(id)) {
     if (header.common.kind == wire::Kind::probe && path.control.open() >= kMostFrames)
       return Fate::refused;
-    return deliver(path, *op, header, payload, now);
+    return op->take(path.peer, header, payload, now);
   }
   if (ops_.finished(id)) return Fate::taken;
   if (ops_.far_ahead(id)) return Fate::refused;
@@ -158,13 +185,6 @@ Fate Endpoint::take_open(uint16_t worker, const wire::Header& header, uint64_t i
       return Fate::taken;
   }
   return Fate::malformed;
-}
-
-Fate Endpoint::deliver(Path& path, Op& op, const wire::Header& header,
-                       std::span<const uint8_t> payload, Nanos now, bool stashed) {
-  const Fate fate = op.take(path.peer, header, payload, now, stashed);
-  act(op, now);
-  return fate;
 }
 
 // Records that the peer has started the ops of a lane below this id.

@@ -100,9 +100,16 @@ Fate Op::on_push(uint16_t worker, const wire::Header& header, std::span<const ui
   if (added == Aggregator::Added::malformed) return Fate::malformed;
   // Nothing follows from a contribution that completes no sum, where no region closes by count.
   if (added == Aggregator::Added::counted && aggregator_->quiet()) return Fate::taken;
-  after_sum(now, worker);
-  aggregator_->answer(worker);
+  summed_by_ = worker;
   return Fate::taken;
+}
+
+void Op::follow(Nanos now) {
+  if (const uint16_t by = std::exchange(summed_by_, Waits::kNobody); by != Waits::kNobody) {
+    after_sum(now, by);
+    aggregator_->answer(by);
+  }
+  if (std::exchange(news_, false)) check(now);
 }
 
 Fate Op::on_open_part(uint16_t worker, uint32_t part, std::span<const uint8_t> payload, Nanos now) {
@@ -186,7 +193,7 @@ Fate Op::for_worker(uint16_t peer, const wire::Header& header, std::span<const u
     default:
       break;
   }
-  if (heard == Heard::news) check(now);
+  news_ |= heard == Heard::news;
   return fate_of(heard != Heard::malformed);
 }
 

@@ -80,9 +80,12 @@ class Op {
   // ---- events
   // Begins the own worker's half. `longest`: the longest datagram that all paths carry.
   void begin(uint32_t longest, Nanos now);
-  // Takes a packet of a peer. `stashed`: it was acknowledged before the op started here.
+  // Takes a packet of a peer; follow() is due after it, or after more of the same peer that arrived
+  // with it. `stashed`: it was acknowledged before the op started here.
   Fate take(uint16_t peer, const wire::Header& header, std::span<const uint8_t> payload, Nanos now,
             bool stashed = false);
+  // Does what follows from the packets taken since the last time.
+  void follow(Nanos now);
   // Takes the message OPEN of a worker. The first part is enough to tell another plan.
   bool on_open(uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool same_plan(uint16_t worker, std::span<const uint8_t> open);
@@ -172,6 +175,9 @@ class Op {
   uint64_t longest_message_ = 0;  // bytes
   Reserved reserved_;             // where it is aggregated
   Nanos deadline_;
+  // Of the packets taken since the last follow(): who completed sums; a result was new.
+  uint16_t summed_by_ = Waits::kNobody;
+  bool news_ = false;
   std::vector<uint8_t> left_;  // by endpoint: it has left, and needs nothing more
   uint32_t left_count_ = 0;
   // The worker's half outlives the aggregator's, which refers to it.

@@ -44,19 +44,18 @@ PathState Path::state(Nanos now) const {
 
 // ---- packets of ops that arrive
 
-uint64_t Path::new_number(const wire::Header& header) {
-  const uint64_t number = wire::expand(header.packet_number, acks.largest() + 1);
+bool Path::is_new(uint64_t number, const wire::Header& header) {
   if (number == 0 || acks.seen(number)) {
     ++port.counters.duplicates;
     acks.hurry();
-    return 0;
+    return false;
   }
   if (acks.doubtful(number, grant.granted)) {
     ++port.counters.malformed;
-    return 0;
+    return false;
   }
   if (number > acks.largest()) port.receiver.credit.ask(grant, header.backlog);
-  return number;
+  return true;
 }
 
 // The peer sends no more of its backlog before the op starts, and would use spare credit all at
@@ -78,24 +77,23 @@ void Path::announced(size_t packets, size_t kept) {
     port.receiver.credit.ask(grant, std::max<size_t>(grant.demand, packets - kept));
 }
 
-Nanos Path::measure(const wire::Header& header, uint64_t bytes, Nanos arrival, Nanos now) {
-  const Nanos queue = arriving.delay.sample(header.send_time_us, arrival, now);
-  port.receiver.arrived(arriving, queue, bytes, header.flags & wire::kOutOfCredit);
-  acks.arrived(queue, bytes, now);
-  return queue;
-}
-
 // An ACK goes at once for a control frame, and for the last packet that waits.
-void Path::record(const wire::Header& header, const Arrival& at, Nanos now) {
-  port.counters.refused += at.refused;
-  port.receiver.count(arriving, at.number, acks.largest(), at.bytes, at.queue, now);
-  if (acks.record(at.number, at.refused, at.time)) port.receiver.missing();
-  if (ecn.seen.add(at.ecn)) acks.hurry();  // RFC 9000 §13.2.1
-  port.counters.marked += at.ecn == kCe;
-  if (at.ecn == kCe) port.counters.mark_cuts += port.receiver.marked(recovery.rtt.round(), now);
-  if (header.backlog == 0 || header.common.kind > wire::Kind::pull) acks.hurry();
+Nanos Path::record(const Run& run, Nanos now) {
+  const Nanos queue = arriving.delay.sample(run.sent_us, run.arrival, now);
+  port.receiver.arrived(arriving, queue, run.bytes, run.limited);
+  acks.arrived(queue, run.packets, run.bytes, now);
+  if (run.refused) port.counters.refused += run.packets;
+  port.receiver.count(arriving, run.first, run.packets, acks.largest(), run.bytes, queue, now);
+  if (acks.record(run.first, run.packets, run.refused, run.arrival)) port.receiver.missing();
+  if (ecn.seen.add(run.ecn, run.packets)) acks.hurry();  // RFC 9000 §13.2.1
+  if (run.ecn == kCe) {
+    port.counters.marked += run.packets;
+    port.counters.mark_cuts += port.receiver.marked(recovery.rtt.round(), now);
+  }
+  if (run.last || run.kind > wire::Kind::pull) acks.hurry();
   const bool lossy = loss_to.share(now) > kHeavyLoss;
   acks.after(std::min(profile().packets_per_ack, ReceiveController::packets_per_ack(grant, lossy)));
+  return queue;
 }
 
 bool Path::share_credit(Nanos now) {

@@ -127,26 +127,50 @@ struct Path {
   void lower_limit(uint32_t bytes, Nanos now);
 
   // ---- packets of ops that arrive
-  // The number of a new packet; 0 for one that has arrived before, or is damaged or forged.
-  uint64_t new_number(const wire::Header& header);
+  // True for a new packet; false for one that has arrived before, or is damaged or forged.
+  bool is_new(uint64_t number, const wire::Header& header);
   // Keeps a packet of an op that has not started here; false when there is no room.
   bool keep(uint64_t op, std::span<const uint8_t> datagram);
   // Takes the packets out that were kept of an op which starts now.
   std::vector<Stash::Datagram> release(uint64_t op);
   // Those packets have announced so many, themselves included: the others come now.
   void announced(size_t packets, size_t kept);
-  // Measures a new packet; returns its queueing delay.
-  Nanos measure(const wire::Header& header, uint64_t bytes, Nanos arrival, Nanos now);
-  // Records a measured packet, and says when it is acknowledged.
-  struct Arrival {
-    uint64_t number;
-    uint64_t bytes;  // on the wire
-    bool refused;
-    uint8_t ecn;
-    Nanos queue;
-    Nanos time;
+  // Run is new packets of one op and kind that were sent together, one after another, have arrived
+  // together, and had the same fate.
+  struct Run {
+    Nanos arrival = 0;
+    uint8_t ecn = 0;
+    wire::Kind kind = wire::Kind::push;
+    bool refused = false;
+    bool limited = false;  // the sender has more to send, and no credit
+    bool last = false;     // the sender has no more to send
+    uint32_t sent_us = 0;
+    uint64_t op = 0;
+    uint64_t first = 0;  // packet number
+    uint64_t packets = 0;
+    uint64_t bytes = 0;  // on the wire
+
+    // True when this packet would go on with it, if its fate is the same.
+    bool continues(const wire::Header& header, uint64_t number) const {
+      return packets && number == first + packets && header.send_time_us == sent_us &&
+             header.op == static_cast<uint32_t>(op) && header.common.kind == kind;
+    }
+    void begin(const wire::Header& header, uint64_t id, uint64_t number, bool no_room) {
+      kind = header.common.kind;
+      sent_us = header.send_time_us;
+      op = id;
+      first = number;
+      refused = no_room;
+    }
+    void add(const wire::Header& header, uint64_t size) {
+      ++packets;
+      bytes += size;
+      limited |= header.flags & wire::kOutOfCredit;
+      last = header.backlog == 0;
+    }
   };
-  void record(const wire::Header& header, const Arrival& arrival, Nanos now);
+  // Measures and records a run, and says when it is acknowledged. Returns its queueing delay.
+  Nanos record(const Run& run, Nanos now);
   // Takes what has arrived since the last time.
   void sample(Nanos now) { port.receiver.sample(peer, arriving, recovery.rtt, now); }
   // Computes the peer's share of the window anew; true when it should learn it at once.

@@ -23,8 +23,8 @@ struct PathCounters {
     packets_sent += packets;
     bytes_sent += bytes;
   }
-  void received(uint64_t bytes) {
-    ++packets_received;
+  void received(uint64_t packets, uint64_t bytes) {
+    packets_received += packets;
     bytes_received += bytes;
   }
   // The peer starts an op that has waited for it since then.

@@ -1,8 +1,8 @@
 // Acknowledger decides when one path gets an ACK, and what the ACK acknowledges.
 //
-// Call seen() and doubtful() for each reliable packet, arrived() and record() for those that are
-// new and plausible, and hurry() where the peer should learn something at once. When due(), write
-// the ACK with fill() and call sent().
+// Call seen() and doubtful() for each reliable packet, arrived() and record() for runs of those
+// that are new and plausible, and hurry() where the peer should learn something at once. When
+// due(), write the ACK with fill() and call sent().
 #pragma once
 
 #include <algorithm>
@@ -29,18 +29,20 @@ class Acknowledger {
     doubted_ = number;
     return apart == 0 || apart > kAhead;
   }
-  // Counts a packet that has arrived, with the queueing delay that the ACK reports.
-  void arrived(Nanos queue, uint64_t bytes, Nanos now) {
-    if (unacked_++ == 0) due_ = now + kDelay;
+  // Counts packets that have arrived, with the queueing delay that the ACK reports.
+  void arrived(Nanos queue, uint64_t packets, uint64_t bytes, Nanos now) {
+    if (unacked_ == 0) due_ = now + kDelay;
+    unacked_ += packets;
     delay_ += static_cast<double>(queue) * static_cast<double>(bytes);
     bytes_ += bytes;
   }
-  // Records a new packet; true when packets are missing before it. A refused packet is not
-  // acknowledged, but its number is reported.
-  bool record(uint64_t number, bool refused, Nanos arrival) {
-    if (refused) refused_ = std::max(refused_, number);
-    if (number > largest()) largest_arrival_ = arrival;
-    const bool gap = received_.insert(number, refused);
+  // Records new packets with consecutive numbers; true when packets are missing before them.
+  // Refused packets are not acknowledged, but the highest number of them is reported.
+  bool record(uint64_t first, uint64_t packets, bool refused, Nanos arrival) {
+    const uint64_t last = first + packets - 1;
+    if (refused) refused_ = std::max(refused_, last);
+    if (last > largest()) largest_arrival_ = arrival;
+    const bool gap = received_.insert(first, last, refused);
     if (gap) hurry();
     return gap;
   }
@@ -48,7 +50,7 @@ class Acknowledger {
   void hurry() { now_ = true; }
   // The ACK goes once so many packets have arrived since the last one.
   void after(uint32_t packets) {
-    if (unacked_ >= std::max<uint32_t>(packets, 1)) hurry();
+    if (unacked_ >= std::max(packets, 1U)) hurry();
   }
   // Under heavy loss ACKs are lost too, so the last one goes again for two rounds, each time after
   // `apart`.
@@ -111,7 +113,7 @@ class Acknowledger {
   uint64_t doubted_ = 0;   // the latest number that was far ahead
   uint64_t refused_ = 0;   // highest packet number refused here
   uint64_t reported_ = 0;  // largest number in the last ACK
-  uint32_t unacked_ = 0;   // packets since the last ACK
+  uint64_t unacked_ = 0;   // packets since the last ACK
   bool now_ = false;
   Nanos due_ = kNever;
   Nanos last_ = 0;

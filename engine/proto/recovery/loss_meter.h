@@ -23,9 +23,9 @@ class LossMeter {
     const double weight = std::min(1.0, packets / known_);
     mean_ += (lost / packets - mean_) * weight;
   }
-  // Takes back one packet that was counted as lost and has arrived late.
-  void late() {
-    if (known_ > 0) mean_ = std::max(0.0, mean_ - 1.0 / known_);
+  // Takes back packets that were counted as lost and have arrived late.
+  void late(uint64_t packets) {
+    if (known_ > 0) mean_ = std::max(0.0, mean_ - static_cast<double>(packets) / known_);
   }
   double share(Nanos now) const {
     return known_ < kFewest || now - last_ > kMemory ? 0.0 : std::min(mean_, kMost);

@@ -22,21 +22,18 @@ class ReceivedPackets {
     return arrived_.test(number);
   }
 
-  // Records an arrival; true when numbers are missing before it. A refused packet leaves no gap, is
-  // not acknowledged, and counts as new when it arrives again.
-  bool insert(uint64_t number, bool refused = false) {
-    bool gap = false;
-    if (number > largest_) {
-      gap = number > largest_ + 1;
-      const uint64_t first = largest_ + 1;
-      if (number - first >= kWindow) {
+  // Records arrivals with consecutive numbers; true when numbers are missing before them. Refused
+  // packets leave no gap, are not acknowledged, and count as new when they arrive again.
+  bool insert(uint64_t first, uint64_t last, bool refused) {
+    const bool gap = first > largest_ + 1;
+    if (last > largest_) {
+      if (last - largest_ > kWindow)
         arrived_.clear();
-      } else {
-        arrived_.clear(first, number);
-      }
-      largest_ = number;
+      else
+        arrived_.clear(largest_ + 1, last);
+      largest_ = last;
     }
-    if (!refused) arrived_.set(number);
+    if (!refused) arrived_.set(first, last);
     return gap;
   }
 

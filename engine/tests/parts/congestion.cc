@@ -48,7 +48,11 @@ void bind_congestion(nb::module_& module) {
           "round"_a, "target"_a, "lossy"_a, "now"_a);
   nb::class_<LossCount>(module, "LossCount")
       .def(nb::init<>())
-      .def("add", &LossCount::add, "number"_a, "largest"_a, "queue"_a, "now"_a)
+      .def(
+          "add",
+          [](LossCount& self, uint64_t number, uint64_t largest, Nanos queue, Nanos now,
+             uint64_t packets) { return self.add(number, packets, largest, queue, now); },
+          "number"_a, "largest"_a, "queue"_a, "now"_a, "packets"_a = 1)
       .def("ended", [](const LossCount& self) {
         const LossCount::Period& ended = self.ended();
         return nb::make_tuple(ended.lost, ended.arrived, ended.queue);
@@ -82,7 +86,7 @@ void bind_congestion(nb::module_& module) {
       .def(nb::init<>())
       .def_ro("ect0", &EcnSeen::ect0)
       .def_ro("ce", &EcnSeen::ce)
-      .def("add", &EcnSeen::add, "ecn"_a);
+      .def("add", &EcnSeen::add, "ecn"_a, "packets"_a = 1);
   nb::class_<EcnPath>(module, "EcnPath")
       .def(nb::init<>())
       .def("capable", &EcnPath::capable)

@@ -30,7 +30,11 @@ void bind_credit(nb::module_& module) {
           "loss"_a = 0.0, "rate"_a = 0.0, "largest"_a = 0, "stalled"_a = false);
   nb::class_<Arriving>(module, "Arriving")
       .def(nb::init<>())
-      .def("count", &Arriving::count, "number"_a, "largest"_a, "size"_a, "now"_a)
+      .def(
+          "count",
+          [](Arriving& self, uint64_t number, uint64_t largest, uint64_t size, Nanos now,
+             uint64_t packets) { self.count(number, packets, largest, size, now); },
+          "number"_a, "largest"_a, "size"_a, "now"_a, "packets"_a = 1)
       .def(
           "loss", [](const Arriving& self, Nanos now) { return self.loss.share(now); }, "now"_a)
       .def("rate", [](const Arriving& self) { return self.rate.bytes_per_second(); });

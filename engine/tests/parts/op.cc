@@ -115,7 +115,9 @@ void bind_op(nb::module_& module) {
             wire::Header header{};
             header.common.kind = static_cast<wire::Kind>(kind);
             header.chunk = chunk;
-            return static_cast<int>(self.op->take(peer, header, span_of(payload), now));
+            const Fate fate = self.op->take(peer, header, span_of(payload), now);
+            self.op->follow(now);
+            return static_cast<int>(fate);
           },
           "peer"_a, "kind"_a, "chunk"_a, "payload"_a, "now"_a = 0)
       .def(

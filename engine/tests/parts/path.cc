@@ -132,10 +132,13 @@ void bind_ends(nb::module_& module) {
           [](PathEnd& self, const nb::bytes& datagram, Nanos now) {
             const auto header = wire::read_header(span_of(datagram));
             self.path.life.note(now);
-            const uint64_t number = header ? self.path.new_number(*header) : 0;
-            if (number == 0) return number;
-            const Nanos queue = self.path.measure(*header, datagram.size(), now, now);
-            self.path.record(*header, {number, datagram.size(), false, 0, queue, now}, now);
+            const uint64_t next = self.path.acks.largest() + 1;
+            const uint64_t number = header ? wire::expand(header->packet_number, next) : 0;
+            if (!header || !self.path.is_new(number, *header)) return uint64_t{0};
+            Path::Run run{now, 0};
+            run.begin(*header, header->op, number, false);
+            run.add(*header, datagram.size());
+            self.path.record(run, now);
             self.path.sample(now);
             self.path.share_credit(now);
             return number;

@@ -80,7 +80,7 @@ void bind_recovery(nb::module_& module) {
   nb::class_<LossMeter>(module, "LossMeter")
       .def(nb::init<>())
       .def("add", &LossMeter::add, "lost"_a, "arrived"_a, "now"_a)
-      .def("late", &LossMeter::late)
+      .def("late", &LossMeter::late, "packets"_a = 1)
       .def("share", &LossMeter::share, "now"_a);
 
   module.def(
@@ -202,8 +202,18 @@ void bind_recovery(nb::module_& module) {
       .def("largest", &Acknowledger::largest)
       .def("seen", &Acknowledger::seen, "number"_a)
       .def("doubtful", &Acknowledger::doubtful, "number"_a, "granted"_a)
-      .def("arrived", &Acknowledger::arrived, "queue"_a, "bytes"_a, "now"_a)
-      .def("record", &Acknowledger::record, "number"_a, "refused"_a, "arrival"_a)
+      .def(
+          "arrived",
+          [](Acknowledger& self, Nanos queue, uint64_t bytes, Nanos now, uint64_t packets) {
+            self.arrived(queue, packets, bytes, now);
+          },
+          "queue"_a, "bytes"_a, "now"_a, "packets"_a = 1)
+      .def(
+          "record",
+          [](Acknowledger& self, uint64_t number, bool refused, Nanos arrival, uint64_t packets) {
+            return self.record(number, packets, refused, arrival);
+          },
+          "number"_a, "refused"_a, "arrival"_a, "packets"_a = 1)
       .def("hurry", &Acknowledger::hurry)
       .def("after", &Acknowledger::after, "packets"_a)
       .def("repeat", &Acknowledger::repeat, "apart"_a, "round"_a, "now"_a)
