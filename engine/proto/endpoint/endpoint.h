@@ -134,7 +134,6 @@ class Endpoint {
   void catch_up();
 
   // receive.cc: the way of a packet
-  void fail_version(uint16_t source, uint8_t version, Nanos now);
   bool on_packet(Path& path, wire::Kind kind, Datagram datagram, Path::Run& run, Nanos now);
   bool on_reliable(Path& path, Datagram datagram, Path::Run& run, Nanos now);
   void end_run(Path& path, Path::Run& run, Nanos now);

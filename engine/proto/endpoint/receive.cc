@@ -11,6 +11,12 @@ namespace {
 // Control frames waiting for a peer above which its PROBEs are refused. Each has an answer, and a
 // correct peer sends the next only after it has taken that.
 constexpr size_t kMostFrames = 1024;
+
+Failure other_version(const EndpointConfig& config, uint16_t source, uint8_t version) {
+  return {config.name(source) + " speaks protocol version " + std::to_string(version) + ", " +
+              config.name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
+          source, Cause::version};
+}
 }  // namespace
 
 void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nanos now,
@@ -33,7 +39,7 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
     changes_.touch(*path);
     if (head->version != own.version) {
       port_.memory.arriving = nullptr;
-      return fail_version(source, head->version, now);
+      return fail(other_version(port_.config, source, head->version), now);
     }
     ++packets;
     bytes += datagram.size();
@@ -48,13 +54,6 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
   port_.counters.bytes_received += bytes;
   path->counted.received(packets, bytes);
   act(*path, now);
-}
-
-void Endpoint::fail_version(uint16_t source, uint8_t version, Nanos now) {
-  fail({port_.config.name(source) + " speaks protocol version " + std::to_string(version) + ", " +
-            port_.config.name(port_.config.endpoint) + " speaks " + std::to_string(wire::kVersion),
-        source, Cause::version},
-       now);
 }
 
 // False for what no correct peer sends.
