@@ -70,6 +70,7 @@ def test_an_introduction_reads_as_it_was_written() -> None:
         json.dumps({**asdict(WHOLE), "interfaces": {"eth0": 3}}),
         json.dumps({**asdict(WHOLE), "addresses": [{"address": "nowhere"}]}),
         json.dumps({**asdict(WHOLE), "hello": {"salt": "no digits"}}),
+        json.dumps({**asdict(WHOLE), "hello": {"public": "00"}}),
     ],
 )
 def test_a_text_that_is_no_introduction_is_an_error_that_names_its_rank(text: str) -> None:

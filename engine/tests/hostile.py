@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from engine_kit import connected, engine, sum_exactly
 from gradwire import _engine
-from scenarios import gradients, plan, rank_order_sum, same_bits
 
-SECOND = 1_000_000_000
 MODES = ("headers", "whole", "secret")
+ELEMENTS = 60_000
 MOST_GROWTH = 32 << 20
 """Bytes by which a process may grow after its first sums."""
 
@@ -43,11 +43,9 @@ def secrets(endpoint: int, endpoints: int) -> list[tuple[bytes, bytes] | None]:
     ]
 
 
-def engine(endpoint: int, endpoints: int, **options: Any) -> _engine.Engine:
+def authentic(endpoint: int, endpoints: int, **options: Any) -> _engine.Engine:
     given = {"datagram_bytes": 1456, "secrets": secrets(endpoint, endpoints), **options}
-    return _engine.Engine(
-        endpoint=endpoint, workers=endpoints, servers=0, session=99, address="127.0.0.1", **given
-    )
+    return engine(endpoint, endpoints, **given)
 
 
 class Wire:
@@ -94,39 +92,14 @@ def nothing(to: int, datagram: bytes) -> list[bytes]:
 
 @contextlib.contextmanager
 def pair(more: More = nothing, **options: Any) -> Iterator[list[_engine.Engine]]:
-    engines = [engine(i, 2, **options) for i in range(2)]
+    engines = [authentic(i, 2, **options) for i in range(2)]
     wire = Wire(engines, more)
     wire.thread.start()
     try:
-        for index, each in enumerate(engines):
-            each.connect(wire.places(index))
-        for each in engines:
-            assert each.wait_connected(30 * SECOND) == []
-        yield engines
+        with connected(engines, [wire.places(index) for index in range(2)]):
+            yield engines
     finally:
-        threads = [threading.Thread(target=each.close) for each in engines]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
         wire.close()
-
-
-def steps(
-    engines: list[_engine.Engine], count: int, elements: int = 60_000, first: int = 0
-) -> None:
-    """Exact sums, each to the bit."""
-    for op in range(first, first + count):
-        values = gradients(2, elements, op)
-        buffers = [value.copy() for value in values]
-        for each, buffer in zip(engines, buffers, strict=True):
-            each.all_reduce(op=op, step=op, plan=plan(elements), data=buffer)
-        for each in engines:
-            done = each.next_completion(60 * SECOND)
-            assert done is not None
-            assert done.ok, done.error
-        for buffer in buffers:
-            assert same_bits(buffer, rank_order_sum(values))
 
 
 class Hostile:
@@ -181,10 +154,11 @@ def main() -> int:
     hostile = Hostile(asked.auth)
     begun = said = time.monotonic()
     with pair(hostile, auth=asked.auth) as engines:
-        steps(engines, 20)
+        for op in range(20):
+            sum_exactly(engines, op, ELEMENTS)
         op, before = 20, resident()
         while hostile.sent < asked.datagrams:
-            steps(engines, 1, first=op)
+            sum_exactly(engines, op, ELEMENTS)
             op += 1
             if time.monotonic() - said > 10.0:
                 said = time.monotonic()

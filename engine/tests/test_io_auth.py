@@ -2,14 +2,16 @@
 
 import pytest
 
-from hostile import MODES, SECOND, Hostile, engine, pair, steps
+from engine_kit import SECOND, connected, sum_exactly
+from hostile import MODES, Hostile, authentic, pair
 
 
 @pytest.mark.parametrize("cipher", ["aes-128-gcm", "chacha20-poly1305"])
 @pytest.mark.parametrize("auth", MODES)
 def test_authenticated_engines_sum_to_the_bit(auth: str, cipher: str) -> None:
     with pair(auth=auth, cipher=cipher) as engines:
-        steps(engines, 3)
+        for op in range(3):
+            sum_exactly(engines, op, 60_000)
         for each in engines:
             assert each.counters()["forged"] == 0
             assert each.counters()["malformed"] == 0
@@ -17,21 +19,13 @@ def test_authenticated_engines_sum_to_the_bit(auth: str, cipher: str) -> None:
 
 def test_a_train_is_as_long_as_the_kernel_takes() -> None:
     """Of datagrams whose tags make the most of it: 64 of them leave no room."""
-    elements = 200_000
-    engines = [engine(i, 2, auth="whole", datagram_bytes=1016) for i in range(2)]
-    try:
-        for each in engines:
-            each.connect([one.address for one in engines])
-        for each in engines:
-            assert each.wait_connected(30 * SECOND) == []
-        steps(engines, 2, elements)
+    engines = [authentic(i, 2, auth="whole", datagram_bytes=1016) for i in range(2)]
+    with connected(engines):
+        for op in range(2):
+            sum_exactly(engines, op, 200_000)
         for each in engines:
             assert each.counters()["send_too_long"] == 0
             assert each.features()["udp_segment"]
-    finally:
-        for each in engines:
-            each.fail("over")
-            each.close()
 
 
 @pytest.mark.parametrize("auth", MODES)
@@ -39,7 +33,8 @@ def test_who_reads_and_writes_the_wire_changes_no_bit(auth: str) -> None:
     """Where headers alone are authenticated, but for the values of chunks."""
     hostile = Hostile(auth)
     with pair(hostile, auth=auth) as engines:
-        steps(engines, 6, 30_000)
+        for op in range(6):
+            sum_exactly(engines, op, 30_000)
         counters = [each.counters() for each in engines]
     assert hostile.sent > 500
     assert sum(each["forged"] for each in counters) > 100
@@ -49,8 +44,8 @@ def test_who_reads_and_writes_the_wire_changes_no_bit(auth: str) -> None:
 
 def test_engines_of_other_secrets_do_not_hear_each_other() -> None:
     engines = [
-        engine(0, 2, auth="whole"),
-        engine(1, 2, auth="whole", secrets=[(bytes(32), bytes(32)), None]),
+        authentic(0, 2, auth="whole"),
+        authentic(1, 2, auth="whole", secrets=[(bytes(32), bytes(32)), None]),
     ]
     for each in engines:
         each.connect([one.address for one in engines])
@@ -65,4 +60,4 @@ def test_engines_of_other_secrets_do_not_hear_each_other() -> None:
 def test_an_engine_refuses_secrets_that_are_missing_or_short() -> None:
     for wrong in ([None, None], [None], [None, (b"", b"")]):
         with pytest.raises(ValueError, match="secret"):
-            engine(0, 2, auth="whole", secrets=wrong)
+            authentic(0, 2, auth="whole", secrets=wrong)

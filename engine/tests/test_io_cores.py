@@ -1,70 +1,22 @@
 """Engines with several threads on real sockets: what they report is that of one engine."""
 
 import contextlib
-import threading
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
+from engine_kit import SECOND, completed, engine, job
 from gradwire import _engine
 from scenarios import EAGER, gradients, plan, rank_order_sum, same_bits
-
-SECOND = 1_000_000_000
-
-
-@contextlib.contextmanager
-def job(workers: int, cores: int, servers: int = 0, **options: Any) -> Iterator[list[Any]]:
-    engines = [
-        _engine.Engine(
-            endpoint=endpoint,
-            workers=workers,
-            servers=servers,
-            session=99,
-            address="127.0.0.1",
-            engines=cores,
-            **options,
-        )
-        for endpoint in range(workers + servers)
-    ]
-    try:
-        places = [[each.addresses[n] for each in engines] for n in range(cores)]
-        for each in engines:
-            each.connect(*places)
-        for each in engines:
-            assert each.wait_connected(20 * SECOND) == []
-        yield engines
-    finally:
-        threads = [threading.Thread(target=each.close) for each in engines]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-
-def all_reduce(
-    engines: list[Any], op: int, made: _engine.Plan, values: list[Any], **options: Any
-) -> tuple[list[Any], list[Any]]:
-    """The buffers and completions of one op."""
-    buffers = [value.copy() for value in values]
-    for worker, buffer in enumerate(buffers):
-        engines[worker].all_reduce(op=op, step=op, plan=made, data=buffer, **options)
-    done = [engines[worker].next_completion(20 * SECOND) for worker in range(len(buffers))]
-    for each in done:
-        assert each is not None
-        assert each.ok, each.error
-        assert each.op == op
-    return buffers, done
 
 
 @pytest.mark.parametrize("servers", [0, 2])
 @pytest.mark.parametrize("cores", [2, 3])
 def test_exact_sums_are_those_of_one_thread(cores: int, servers: int) -> None:
-    with job(3, cores, servers) as engines:
+    with job(3, servers, engines=cores) as engines:
         for op, elements in enumerate((1, 1000, 300_000, 77)):
             values = gradients(3, elements, op)
-            buffers, done = all_reduce(engines, op, plan(elements), values, stats=[1.0])
+            buffers, done = completed(engines, op, plan(elements), values, stats=[1.0])
             for buffer, report in zip(buffers, done, strict=True):
                 assert same_bits(buffer, rank_order_sum(values))
                 assert report.counted.all()
@@ -75,11 +27,11 @@ def test_exact_sums_are_those_of_one_thread(cores: int, servers: int) -> None:
 
 
 def test_every_thread_has_a_socket_and_its_part_of_the_traffic() -> None:
-    with job(2, 2) as engines:
+    with job(2, engines=2) as engines:
         assert len({port for _, port in engines[0].addresses}) == 2
         elements = 100_000
         values = gradients(2, elements)
-        _, done = all_reduce(engines, 0, plan(elements), values)
+        _, done = completed(engines, 0, plan(elements), values)
         bare = elements // 2 * 4 * 2  # half goes to the other rank, and the own half back
         for each, report in zip(engines, done, strict=True):
             # A report counts what has gone by then: results may still be on their way.
@@ -90,7 +42,7 @@ def test_every_thread_has_a_socket_and_its_part_of_the_traffic() -> None:
 
 def test_the_bound_of_a_region_holds_over_all_threads() -> None:
     elements, bound = 200_000, 0.2
-    with job(3, 2) as engines:
+    with job(3, engines=2) as engines:
         for index, each in enumerate(engines):
             each.set_drop(0.1, seed=index)
         random = np.random.default_rng(0)  # whole numbers: their sums are exact in any order
@@ -98,7 +50,7 @@ def test_the_bound_of_a_region_holds_over_all_threads() -> None:
         made = plan(elements, bound, spend="anything", schedule=EAGER, order="shuffled")
         offsets, lengths, *_ = _engine.chunk_grid(made, 1472, 3)
         assert made.effective_bounds(1472, 3, 2)[0] <= bound
-        buffers, done = all_reduce(engines, 0, made, values)
+        buffers, done = completed(engines, 0, made, values)
         assert all(same_bits(buffer, buffers[0]) for buffer in buffers)
         for report in done:
             counted = float(lengths[report.counted > 0].sum()) / elements
@@ -121,8 +73,8 @@ def test_critical_chunks_and_classes_reach_the_thread_that_carries_them() -> Non
     chunks = len(_engine.chunk_grid(made, 1472, 2)[0])
     critical = np.arange(0, chunks, 7, dtype=np.uint32)
     priorities = (np.arange(chunks) % 8).astype(np.uint8)
-    with job(2, 3) as engines:
-        _, done = all_reduce(
+    with job(2, engines=3) as engines:
+        _, done = completed(
             engines, 0, made, gradients(2, elements), critical=critical, priorities=priorities
         )
         for report in done:
@@ -132,8 +84,8 @@ def test_critical_chunks_and_classes_reach_the_thread_that_carries_them() -> Non
 def test_the_error_of_an_encoding_covers_the_whole_shard() -> None:
     elements = 100_000
     made = plan(elements, encoding="int8", pull="exact")
-    with job(2, 2) as engines:
-        buffers, done = all_reduce(engines, 0, made, gradients(2, elements))
+    with job(2, engines=2) as engines:
+        buffers, done = completed(engines, 0, made, gradients(2, elements))
         assert same_bits(buffers[0], buffers[1])
         end = 0
         for report in done:
@@ -145,8 +97,8 @@ def test_the_error_of_an_encoding_covers_the_whole_shard() -> None:
 def test_a_shard_that_was_asked_for_is_summed_by_all_threads() -> None:
     shards = [70_000, 20_000, 10_000]
     values = gradients(3, sum(shards))
-    with job(3, 2) as engines:
-        buffers, _ = all_reduce(engines, 0, plan(sum(shards), pull="none", shards=shards), values)
+    with job(3, engines=2) as engines:
+        buffers, _ = completed(engines, 0, plan(sum(shards), pull="none", shards=shards), values)
         total, begin = rank_order_sum(values), 0
         for rank, length in enumerate(shards):
             own = slice(begin, begin + length)
@@ -157,7 +109,7 @@ def test_a_shard_that_was_asked_for_is_summed_by_all_threads() -> None:
 
 
 def test_a_failure_is_told_once_and_ends_every_thread() -> None:
-    with job(3, 2) as engines:
+    with job(3, engines=2) as engines:
         values = gradients(3, 50_000)
         for worker in (0, 2):
             engines[worker].all_reduce(op=0, step=7, plan=plan(50_000), data=values[worker])
@@ -172,30 +124,9 @@ def test_a_failure_is_told_once_and_ends_every_thread() -> None:
 
 
 def test_the_ports_of_a_range_are_taken_in_order() -> None:
-    with contextlib.ExitStack() as stack:
-        first = _engine.Engine(
-            endpoint=0, workers=1, servers=0, session=1, address="127.0.0.1", engines=2
-        )
-        stack.callback(first.close)
+    with contextlib.closing(engine(engines=2)) as first:
         taken = [port for _, port in first.addresses]
         with pytest.raises(OSError, match="in use"):
-            _engine.Engine(
-                endpoint=0,
-                workers=1,
-                servers=0,
-                session=1,
-                address="127.0.0.1",
-                engines=2,
-                ports=taken,
-            )
-        second = _engine.Engine(
-            endpoint=0,
-            workers=1,
-            servers=0,
-            session=1,
-            address="127.0.0.1",
-            engines=2,
-            ports=[*taken, 0, 0],
-        )
-        stack.callback(second.close)
-        assert not {port for _, port in second.addresses} & set(taken)
+            engine(engines=2, ports=taken)
+        with contextlib.closing(engine(engines=2, ports=[*taken, 0, 0])) as second:
+            assert not {port for _, port in second.addresses} & set(taken)

@@ -6,11 +6,10 @@ import struct
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
+from engine_kit import connected, engine, sum_exactly
 from gradwire import _engine
-from scenarios import gradients, plan, rank_order_sum, same_bits
 
 SECOND = 1_000_000_000
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -76,39 +75,14 @@ def pair(
         relay = Relay(family, changes)
     except OSError as error:
         pytest.skip(f"no {LOOPBACK[family]} here: {error}")
-    engines = [
-        _engine.Engine(
-            endpoint=n, workers=2, servers=0, session=99, address=LOOPBACK[family], **options
-        )
-        for n in range(2)
-    ]
+    engines = [engine(n, 2, address=LOOPBACK[family], **options) for n in range(2)]
+    relay.start([each.address for each in engines])
+    places = [[engines[0].address, relay.addresses[1]], [relay.addresses[0], engines[1].address]]
     try:
-        relay.start([each.address for each in engines])
-        engines[0].connect([engines[0].address, relay.addresses[1]])
-        engines[1].connect([relay.addresses[0], engines[1].address])
-        for each in engines:
-            assert each.wait_connected(20 * SECOND) == []
-        yield engines, relay
+        with connected(engines, places):
+            yield engines, relay
     finally:
-        closing = [threading.Thread(target=each.close) for each in engines]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join()
         relay.close()
-
-
-def all_reduce(engines: list[_engine.Engine], op: int, elements: int) -> None:
-    values = gradients(2, elements, op)
-    buffers = [each.copy() for each in values]
-    for engine, buffer in zip(engines, buffers, strict=True):
-        engine.all_reduce(op=op, step=op, plan=plan(elements), data=buffer)
-    for engine in engines:
-        done = engine.next_completion(30 * SECOND)
-        assert done is not None
-        assert done.ok, done.error
-    total = rank_order_sum(values)
-    assert all(same_bits(np.asarray(each), total) for each in buffers)
 
 
 def counted(engines: list[_engine.Engine], name: str) -> list[float]:
@@ -120,7 +94,7 @@ def test_a_path_that_carries_ect_keeps_it(family: socket.AddressFamily) -> None:
     with pair(family, {}) as (engines, relay):
         assert all(each.features()["ecn"] for each in engines)
         for op in range(3):
-            all_reduce(engines, op, 30_000)
+            sum_exactly(engines, op, 30_000)
         assert counted(engines, "ecn_failed") == counted(engines, "marked") == [0, 0]
         assert relay.seen[ECT0] >= sum(counted(engines, "packets_sent")) > 0
         assert relay.seen[0] > 0  # ACKs and pings
@@ -131,7 +105,7 @@ def test_a_path_that_carries_ect_keeps_it(family: socket.AddressFamily) -> None:
 def test_marks_are_read_and_echoed(family: socket.AddressFamily) -> None:
     with pair(family, {ECT0: CE}) as (engines, _):
         for op in range(3):
-            all_reduce(engines, op, 30_000)
+            sum_exactly(engines, op, 30_000)
         assert counted(engines, "ecn_failed") == [0, 0]
         assert min(counted(engines, "marked")) > 50
         assert min(counted(engines, "mark_cuts")) >= 2  # its own, and by the peer's word
@@ -140,15 +114,15 @@ def test_marks_are_read_and_echoed(family: socket.AddressFamily) -> None:
 @pytest.mark.parametrize("ecn", [{ECT0: 0}, {ECT0: 1}], ids=["cleared", "ECT(1)"])
 def test_a_path_that_changes_ect_is_found_out(ecn: dict[int, int]) -> None:
     with pair(socket.AF_INET, ecn) as (engines, relay):
-        all_reduce(engines, 0, 30_000)
+        sum_exactly(engines, 0, 30_000)
         assert counted(engines, "ecn_failed") == [1, 1]
         before = relay.seen[ECT0]
-        all_reduce(engines, 1, 30_000)
+        sum_exactly(engines, 1, 30_000)
         assert relay.seen[ECT0] == before
 
 
 def test_ecn_can_be_switched_off() -> None:
     with pair(socket.AF_INET, {}, ecn=False) as (engines, relay):
-        all_reduce(engines, 0, 30_000)
+        sum_exactly(engines, 0, 30_000)
         assert relay.seen[ECT0] == 0
         assert counted(engines, "ecn_failed") == [0, 0]

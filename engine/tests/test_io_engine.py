@@ -13,62 +13,14 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradwire import _engine
+from engine_kit import SECOND, all_reduce, close_all, engine, job
 from scenarios import EAGER, gradients, plan, rank_order_sum, same_bits
-
-SECOND = 1_000_000_000
-
-
-def engine(endpoint: int = 0, workers: int = 1, servers: int = 0, **options: Any) -> _engine.Engine:
-    options.setdefault("address", "127.0.0.1")
-    return _engine.Engine(
-        endpoint=endpoint, workers=workers, servers=servers, session=99, **options
-    )
-
-
-def close_all(engines: list[_engine.Engine]) -> None:
-    """Together: an engine lingers until its peers have what they need."""
-    threads = [threading.Thread(target=each.close) for each in engines]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-@contextlib.contextmanager
-def job(workers: int, servers: int = 0, **options: Any) -> Iterator[list[_engine.Engine]]:
-    engines = [engine(i, workers, servers, **options) for i in range(workers + servers)]
-    try:
-        addresses = [each.address for each in engines]
-        for each in engines:
-            each.connect(addresses)
-        for each in engines:
-            assert each.wait_connected(20 * SECOND) == []
-        yield engines
-    finally:
-        close_all(engines)
-
-
-def all_reduce(
-    engines: list[_engine.Engine], op: int, made: _engine.Plan, values: list[Any], **options: Any
-) -> list[Any]:
-    """Starts the op on every worker; returns the buffers, results in place once all are done."""
-    buffers = [value.copy() for value in values]
-    for worker, buffer in enumerate(buffers):
-        engines[worker].all_reduce(op=op, step=op, plan=made, data=buffer, **options)
-    for worker in range(len(buffers)):
-        done = engines[worker].next_completion(20 * SECOND)
-        assert done is not None
-        assert done.ok, done.error
-        assert done.op == op
-    return buffers
 
 
 def test_a_caller_may_overwrite_its_result_while_others_still_miss_it() -> None:

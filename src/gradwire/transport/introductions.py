@@ -26,7 +26,7 @@ from gradwire.transport.addresses import (
     route_mtu,
     scoped,
 )
-from gradwire.transport.keys import Hello
+from gradwire.transport.keys import SECRET_BYTES, SESSION_BYTES, Hello
 from gradwire.transport.meeting import Meeting
 
 
@@ -109,9 +109,11 @@ def _address(value: Mapping[str, Any]) -> LocalAddress:
 
 
 def _hello(value: Mapping[str, Any]) -> Hello:
-    texts = {name: _text(value.get(name, "")) for name in ("auth", "salt", "public", "session")}
-    for name in ("salt", "public", "session"):
-        bytes.fromhex(texts[name])
+    sizes = {"salt": SECRET_BYTES, "public": SECRET_BYTES, "session": SESSION_BYTES}
+    texts = {name: _text(value.get(name, "")) for name in sizes}
+    for name, size in sizes.items():
+        if len(bytes.fromhex(texts[name])) not in (0, size):
+            raise ValueError
     return Hello(**texts, aes=bool(value.get("aes", True)))
 
 

@@ -41,14 +41,12 @@ class Hello:
     """What an endpoint publishes for the keys, in hexadecimal digits.
 
     Attributes:
-        auth: How it authenticates; the same on all.
         salt: Random bytes.
         public: Its ephemeral public key; "" without a key of the user's.
         session: The session's key, from endpoint 0; "" elsewhere, and with a key of the user's.
         aes: Whether its processor has instructions for AES.
     """
 
-    auth: str = ""
     salt: str = ""
     public: str = ""
     session: str = ""
@@ -64,14 +62,13 @@ class KeyMaker:
         self._key = settings.secret_key()
         self._own = b""
         if self.auth == "none":
-            self.hello = Hello(self.auth)
+            self.hello = Hello()
             return
         native = _load_libcrypto()
         if self._key:
             self._own = os.urandom(SECRET_BYTES)
         leads = endpoint == 0 and not self._key
         self.hello = Hello(
-            self.auth,
             os.urandom(SECRET_BYTES).hex(),
             native.x25519_public(self._own).hex() if self._own else "",
             os.urandom(SESSION_BYTES).hex() if leads else "",
@@ -94,7 +91,7 @@ class KeyMaker:
         if not self._key:
             return ""
         native, early = load_engine(), self._early(self._key)
-        proof: bytes = native.hkdf_expand_label(early, "ext binder", _transcript(everybody))
+        proof: bytes = native.hkdf_expand_label(early, "ext binder", self._transcript(everybody))
         return proof.hex()
 
     def engine_options(self, everybody: Sequence[Hello], cores: int = 1) -> dict[str, Any]:
@@ -131,16 +128,15 @@ class KeyMaker:
                 shared = native.x25519(self._own, bytes.fromhex(hello.public))
                 handshake = native.hkdf_extract(derived, shared)
             low, high = sorted((peer, self._endpoint))
-            context = _transcript([everybody[low], everybody[high]], low, high, core)
+            context = self._transcript([everybody[low], everybody[high]], low, high, core)
             up, down = (native.hkdf_expand_label(handshake, way, context) for way in ("up", "down"))
             found.append((up, down) if self._endpoint == low else (down, up))
         return found
 
-
-def _transcript(hellos: Sequence[Hello], *more: int) -> bytes:
-    """Hashes what endpoints said, and to whom the keys belong."""
-    said = [[each.auth, each.salt, each.public] for each in hellos]
-    return hashlib.sha256(json.dumps([said, more]).encode()).digest()
+    def _transcript(self, hellos: Sequence[Hello], *more: int) -> bytes:
+        """Hashes how all authenticate, what endpoints said, and to whom the keys belong."""
+        said = [[self.auth, each.salt, each.public] for each in hellos]
+        return hashlib.sha256(json.dumps([said, more]).encode()).digest()
 
 
 def _load_libcrypto() -> Any:
