@@ -210,12 +210,10 @@ def test_training_goes_on_where_a_path_comes_to_carry_less(
     routed: HostRanks, how: str, tmp_path: Path
 ) -> None:
     first, second, _ = routed.run(shrinks, store=str(tmp_path / "store"), how=how)
-    # Pings alone find one of the lengths that they try.
-    limit = 1368 if how == "mute" else 1372
     for outcome in (first, second):
         assert outcome["gradient"] == first["gradient"]
         assert outcome["slowest"] < 5.0, outcome
-        assert outcome["limit"] == limit, outcome
+        assert outcome["limit"] == 1372, outcome
         assert outcome["in parts later"] == 0, outcome
-        assert any(f"datagrams of {limit} bytes" in line for line in outcome["logged"])
+        assert any("datagrams of 1372 bytes" in line for line in outcome["logged"])
     assert first["in parts at first"] + second["in parts at first"] > 0

@@ -62,6 +62,7 @@ struct Loop::Impl {
         owner(::getpid()) {
     // The kernel's figure includes its overhead per packet, which is up to twice the packet.
     config.receive_buffer = static_cast<uint32_t>(socket.features().receive_buffer) / 3;
+    config.tag_bytes = gate.tag_bytes();
     config.ecn = config.ecn && socket.features().ecn;
     last_snapshot.features = socket.features();
   }
@@ -510,7 +511,8 @@ void Loop::Impl::refused(const Train& long_train) {
 void Loop::Impl::learn_limit(uint16_t peer, uint32_t too_long) {
   uint32_t bytes = socket.route_limit(addresses[peer]);
   bytes -= std::min(bytes, gate.tag_bytes());
-  if (too_long && (bytes == 0 || bytes >= too_long)) bytes = PathLimit::shorter(too_long);
+  if (too_long && (bytes == 0 || bytes >= too_long))
+    bytes = PathLimit::shorter(too_long, gate.tag_bytes());
   if (bytes) endpoint->limit(peer, bytes, monotonic_now());
 }
 

@@ -374,11 +374,12 @@ def test_the_longest_length_that_is_answered_is_the_new_limit(agreed: int) -> No
     assert (limit.bytes(), limit.reduced(), limit.next_ping()) == (agreed, False, NEVER)
 
 
-def test_lengths_to_try_go_down_step_by_step_to_256() -> None:
+@pytest.mark.parametrize("tag", [0, 16])
+def test_lengths_to_try_go_down_step_by_step_to_256(tag: int) -> None:
     lengths = [8_973]
     while lengths[-1]:
-        lengths.append(PathLimit.shorter(lengths[-1]))
-    assert lengths[1:6] == [8_972, 8_192, 4_052, 2_048, 1_472]
+        lengths.append(PathLimit.shorter(lengths[-1], tag))
+    assert lengths[1:6] == [each - tag for each in (8_972, 8_192, 4_052, 2_048, 1_472)]
     assert lengths[-2:] == [256, 0]
     assert lengths == sorted(lengths, reverse=True)
 

@@ -19,6 +19,7 @@ struct EndpointConfig {
   uint16_t servers = 0;  // 0: route sharded
   uint32_t session = 0;
   uint32_t datagram_bytes = 1472;
+  uint32_t tag_bytes = 0;  // by which the driver makes each datagram longer
   Nanos peer_timeout = 30 * kSecond;
   Nanos ping_interval = 1 * kSecond;
   Nanos delay_target = 1300 * kMicrosecond;   // the standing queue that congestion control aims at

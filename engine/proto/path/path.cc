@@ -20,7 +20,7 @@ constexpr Nanos kTrialInterval = 50 * kMillisecond;
 }  // namespace
 
 Path::Path(uint16_t endpoint, Port& shared, Nanos now)
-    : peer(endpoint), port(shared), limit(shared.config.datagram_bytes) {
+    : peer(endpoint), port(shared), limit(shared.config.datagram_bytes, shared.config.tag_bytes) {
   const EndpointConfig& config = port.config;
   allowed.credit = CreditPool::standing_for(config.peers_of(endpoint), config.engines);
   grant.granted = grant.granted_sent =

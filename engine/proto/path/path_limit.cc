@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "wire/packet.h"
+
 namespace gradwire {
 
 namespace {
@@ -30,11 +32,16 @@ constexpr Nanos kShortest = 1 * kSecond;
 constexpr Nanos kSlowestRise = 600 * kSecond;
 // Pings remembered; older ones count as lost.
 constexpr size_t kMostPings = 512;
+
+// What a payload has beside the driver's tag.
+uint32_t without(uint32_t tag, uint32_t length) {
+  return std::max<uint32_t>(length - tag, wire::kMinDatagram);
+}
 }  // namespace
 
-uint32_t PathLimit::shorter(uint32_t bytes) {
-  for (uint32_t length : kLengths)
-    if (length < bytes) return length;
+uint32_t PathLimit::shorter(uint32_t bytes, uint32_t tag) {
+  for (const uint32_t each : kLengths)
+    if (const uint32_t length = without(tag, each); length < bytes) return length;
   return 0;
 }
 
@@ -101,15 +108,16 @@ uint32_t PathLimit::next_shorter() {
   if (best_ != 0 && number % 2 == 1) return best_;
   std::array<uint32_t, kLengths.size()> between{};
   uint32_t count = 0;
-  for (uint32_t length : kLengths)
-    if (length < longest_ && length > best_) between[count++] = length;
+  for (const uint32_t each : kLengths)
+    if (const uint32_t length = without(tag_, each); length < longest_ && length > best_)
+      between[count++] = length;
   if (count == 0) return best_ != 0 ? best_ : longest_;
   return between[count - 1 - (best_ == 0 ? number : number / 2) % count];
 }
 
 // The length of the next ping of a round of longer ones, which goes down from the agreed length.
 uint32_t PathLimit::next_longer(Nanos now) {
-  const uint32_t length = tried_ == 0 ? agreed_ : shorter(tried_);
+  const uint32_t length = tried_ == 0 ? agreed_ : shorter(tried_, tag_);
   if (length > bytes_) {
     tried_ = length;
     next_longer_ = now + kInterval;

@@ -23,7 +23,9 @@ namespace gradwire {
 
 class PathLimit {
  public:
-  explicit PathLimit(uint32_t agreed = 0) : agreed_(agreed), bytes_(agreed) {}
+  // `tag`: the bytes by which the driver makes each datagram longer.
+  explicit PathLimit(uint32_t agreed = 0, uint32_t tag = 0)
+      : agreed_(agreed), tag_(tag), bytes_(agreed) {}
 
   uint32_t bytes() const { return bytes_; }
   bool reduced() const { return bytes_ < agreed_; }
@@ -62,7 +64,7 @@ class PathLimit {
   Nanos next_timer(Nanos round) const;
 
   // The next shorter length to try, for a length that is too long by an unknown amount.
-  static uint32_t shorter(uint32_t bytes);
+  static uint32_t shorter(uint32_t bytes, uint32_t tag = 0);
 
  private:
   void begin(uint32_t bytes, Nanos now, Nanos interval);
@@ -78,6 +80,7 @@ class PathLimit {
   // The time until the first round of longer lengths; it doubles with each.
   static constexpr Nanos kFirstRise = 10 * kSecond;
   uint32_t agreed_;
+  uint32_t tag_;
   uint32_t bytes_;
   uint32_t longest_ = 0;  // longest datagram sent since one of that length was acknowledged
   uint32_t waiting_ = 0;  // unacknowledged datagrams of that length

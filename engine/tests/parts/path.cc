@@ -293,7 +293,7 @@ void bind_path(nb::module_& module) {
       .def("answered", &PathLimit::answered, "stamp"_a, "now"_a, "round"_a)
       .def("next_ping", &PathLimit::next_ping)
       .def("next_timer", &PathLimit::next_timer, "round"_a)
-      .def_static("shorter", &PathLimit::shorter, "bytes"_a);
+      .def_static("shorter", &PathLimit::shorter, "bytes"_a, "tag"_a = 0);
 
   nb::class_<ControlFrames>(module, "ControlFrames")
       .def(nb::init<>())
