@@ -113,6 +113,22 @@ BREAKS = (
         "engine/tests/test_sim_cores.py engine/tests/test_io_cores.py",
     ),
     Break(
+        6,
+        "the other engines of a process wait for one whose path is lost",
+        "engine/io/loop_group.cc",
+        "  for (const auto& loop : loops_) loop->fail(why);\n}\n\nvoid LoopGroup::fail(",
+        "}\n\nvoid LoopGroup::fail(",
+        "engine/tests/test_io_cores.py",
+    ),
+    Break(
+        6,
+        "a packet counts as arrived that was lost within one message",
+        PROTO + "path/path.h",
+        "number == first + packets",
+        "number >= first + packets",
+        "engine/tests/test_io_engine.py",
+    ),
+    Break(
         5,
         "an op ends while one of its engines still writes into its memory",
         "engine/io/loop_group.cc",

@@ -51,9 +51,9 @@ def authentic(endpoint: int, endpoints: int, **options: Any) -> _engine.Engine:
 class Wire:
     """Two sockets between two engines: what one sends arrives, and what else `more` makes of it."""
 
-    def __init__(self, pair: list[_engine.Engine], more: More) -> None:
-        self.ends = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in pair]
-        self.targets = [tuple(each.address) for each in pair]
+    def __init__(self, addresses: list[tuple[str, int]], more: More) -> None:
+        self.ends = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in addresses]
+        self.targets = addresses
         self.more = more
         self.over = threading.Event()
         for end in self.ends:
@@ -93,7 +93,7 @@ def nothing(to: int, datagram: bytes) -> list[bytes]:
 @contextlib.contextmanager
 def pair(more: More = nothing, **options: Any) -> Iterator[list[_engine.Engine]]:
     engines = [authentic(i, 2, **options) for i in range(2)]
-    wire = Wire(engines, more)
+    wire = Wire([each.address for each in engines], more)
     wire.thread.start()
     try:
         with connected(engines, [wire.places(index) for index in range(2)]):

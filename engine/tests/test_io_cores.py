@@ -5,8 +5,9 @@ import contextlib
 import numpy as np
 import pytest
 
-from engine_kit import SECOND, completed, engine, job
+from engine_kit import SECOND, close_all, completed, engine, job
 from gradwire import _engine
+from hostile import Wire, nothing
 from scenarios import EAGER, gradients, plan, rank_order_sum, same_bits
 
 
@@ -121,6 +122,30 @@ def test_a_failure_is_told_once_and_ends_every_thread() -> None:
             assert engines[worker].next_completion(0) is None
             with pytest.raises(RuntimeError, match="enough"):
                 engines[worker].all_reduce(op=1, step=8, plan=plan(50_000), data=values[worker])
+
+
+def test_a_thread_whose_path_is_lost_ends_the_others() -> None:
+    """Before the op's time-out, for which they would wait."""
+    engines = [engine(n, 2, engines=2, peer_timeout_ns=SECOND) for n in range(2)]
+    wire = Wire([each.addresses[1] for each in engines], nothing)
+    wire.thread.start()
+    try:
+        for number, each in enumerate(engines):
+            each.connect([one.addresses[0] for one in engines], wire.places(number))
+        for each in engines:
+            assert each.wait_connected(20 * SECOND) == []
+        values = gradients(1, 50_000)[0]
+        engines[1].all_reduce(op=0, step=5, plan=plan(50_000), data=values)
+    finally:
+        wire.close()
+    try:
+        done = engines[1].next_completion(20 * SECOND)
+        assert done is not None
+        assert (done.ok, done.step, done.error_cause) == (False, 5, "silence")
+        with pytest.raises(RuntimeError):
+            engines[1].all_reduce(op=1, step=6, plan=plan(50_000), data=values)
+    finally:
+        close_all(engines)
 
 
 def test_the_ports_of_a_range_are_taken_in_order() -> None:
