@@ -1,4 +1,4 @@
-"""The ground of the faults: a network, a nursery on each host, and jobs of forked processes."""
+"""The ground of the faults: a network, a fork server on each host, and jobs of forked processes."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Process:
         return next((each for each in self.said if each["event"] == event), None)
 
 
-class _Nursery:
-    """This is the parent's end of a nursery."""
+class _ForkServer:
+    """This is the parent's end of a fork server."""
 
     def __init__(self, network: Network, host: int) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -85,7 +85,7 @@ class _Nursery:
         with theirs:
             self._process = network.spawn(
                 host,
-                [sys.executable, "-m", "gradwire_lab.faults.nursery", str(theirs.fileno())],
+                [sys.executable, "-m", "gradwire_lab.faults.fork_server", str(theirs.fileno())],
                 env=_ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -96,9 +96,9 @@ class _Nursery:
             socket.send_fds(self._channel, [json.dumps(asked).encode()], descriptors)
             answer = self._channel.recv(1 << 16)
         except OSError as error:
-            raise GroundError(f"a nursery does not answer: {error}") from error
+            raise GroundError(f"a fork server does not answer: {error}") from error
         if not answer:
-            raise GroundError("a nursery has ended")
+            raise GroundError("a fork server has ended")
         found: int | None = json.loads(answer)
         return found
 
@@ -107,7 +107,7 @@ class _Nursery:
 
 
 class Ground:
-    """A ground is a network with a nursery on each host, for one job after another.
+    """A ground is a network with a fork server on each host, for one job after another.
 
     Attributes:
         network: the hosts.
@@ -115,7 +115,7 @@ class Ground:
     """
 
     def __init__(self, hosts: int, ports: Preset = PORTS) -> None:
-        """Make the network and start the nurseries.
+        """Make the network and start the fork servers.
 
         Raises:
             LabUnavailable: this machine cannot make namespaces.
@@ -124,7 +124,7 @@ class Ground:
         self._jobs = 0
         self._firewalls: set[int] = set()
         try:
-            self._nurseries = [_Nursery(self.network, host) for host in range(hosts)]
+            self._fork_servers = [_ForkServer(self.network, host) for host in range(hosts)]
             self._processes: list[Process] = []
             self.store = (self.network.address(0), STORE_PORT)
             self.start("store", 0, "store", host=self.store[0], port=self.store[1])
@@ -138,8 +138,8 @@ class Ground:
         """Fork a program on a host; what it tells is seen by `await_event`."""
         ours, theirs = socket.socketpair()
         with theirs:
-            nursery = self._nurseries[host]
-            pid = nursery.ask(theirs.fileno(), ask="fork", program=program, config=config)
+            fork_server = self._fork_servers[host]
+            pid = fork_server.ask(theirs.fileno(), ask="fork", program=program, config=config)
         assert pid is not None
         process = Process(name, host, pid, ours)
         self._processes.append(process)
@@ -147,12 +147,12 @@ class Ground:
 
     def signal(self, process: Process, number: int) -> None:
         """Send a signal to a process, unless it has ended."""
-        self._nurseries[process.host].ask(ask="signal", pid=process.pid, number=number)
+        self._fork_servers[process.host].ask(ask="signal", pid=process.pid, number=number)
 
     def status(self, process: Process, seconds: float) -> int | None:
         """Wait for the end of a process; returns its status, None where it lives on."""
         if process.status is None:
-            process.status = self._nurseries[process.host].ask(
+            process.status = self._fork_servers[process.host].ask(
                 ask="wait", pid=process.pid, seconds=seconds
             )
         return process.status
@@ -223,8 +223,8 @@ class Ground:
 
     def close(self) -> None:
         """End everything. May be called again."""
-        for nursery in getattr(self, "_nurseries", []):
-            nursery.close()
+        for fork_server in getattr(self, "_fork_servers", []):
+            fork_server.close()
         self.network.close()
 
     def __enter__(self) -> Ground:

@@ -1,4 +1,4 @@
-"""The programs that a nursery forks: the store of a job, its ranks and its servers.
+"""The programs that a fork server forks: the store of a job, its ranks and its servers.
 
 Each gets a configuration and tells what becomes of it, line by line.
 """

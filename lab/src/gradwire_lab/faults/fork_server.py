@@ -1,4 +1,4 @@
-"""A nursery is a process on a host that forks programs with torch imported already.
+"""A fork server is a process on a host that forks programs with torch imported already.
 
 Its argument is the descriptor of a socket, over which it is asked one thing at a time: to fork a
 program, to send a signal to one, to wait for its end, or to end all of them.
@@ -27,8 +27,8 @@ LONGEST_MESSAGE = 1 << 16
 POLL_S = 0.005
 
 
-class Nursery:
-    """A nursery knows its children until somebody has waited for them."""
+class ForkServer:
+    """A fork server knows its children until somebody has waited for them."""
 
     def __init__(self, channel: socket.socket) -> None:
         """Serve this channel; its other end is the parent's."""
@@ -39,7 +39,7 @@ class Nursery:
         """Do what is asked until the parent hangs up.
 
         Returns:
-            None in the nursery; in a forked child its program, its configuration and its channel.
+            None here; in a forked child its program, its configuration and its channel.
         """
         while True:
             text, descriptors, _, _ = socket.recv_fds(self._channel, LONGEST_MESSAGE, 1)
@@ -98,7 +98,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     torch.set_num_threads(1)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
-        child = Nursery(channel).serve()
+        child = ForkServer(channel).serve()
     if child is None:
         return 0
     program, config, end = child
