@@ -122,7 +122,7 @@ class Case {
     const uint64_t number = from.largest + 1 + (input_.below(8) ? 0 : input_.below(300));
     receiver_.arrived(from.arriving, queue, kWireBytes, input_.flip());
     receiver_.credit.ask(from.grant, input_.number<uint16_t>(40));
-    receiver_.count(from.arriving, number, from.largest, kWireBytes, queue, now_);
+    receiver_.count(from.arriving, number, 1, from.largest, kWireBytes, queue, now_);
     from.largest = number;
     from.rtt.sample(measured(), reported(), now_);
     receiver_.sample(peer, from.arriving, from.rtt, now_);
