@@ -530,7 +530,11 @@ def test_a_value_of_hosts_that_is_not_possible_is_refused(value: object) -> None
 def fails(rank: int, world: int, who: int, how: str, steps: int = 1) -> str:
     """One rank fails in the middle of the step after so many; what the others get."""
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "reliable", timeout=2.0)
+    limits: dict[str, dict[str, object]] = {
+        "freezes": {"timeout": 60.0, "peer_timeout": 2.0},
+        "waits": {"timeout": 2.0},
+    }
+    attachment = gradwire.attach(ddp, "reliable", **limits.get(how, {}))
     processes: list[Any] = [None] * world
     dist.all_gather_object(processes, os.getpid())
     for step in range(steps):
@@ -544,12 +548,16 @@ def fails(rank: int, world: int, who: int, how: str, steps: int = 1) -> str:
             os.kill(os.getpid(), signal.SIGSTOP)
         if how == "raises":
             next(ddp.parameters()).register_hook(_raise)
+        if how == "waits":
+            dist.barrier()
     began = time.monotonic()
     with pytest.raises((RuntimeError, ArithmeticError)) as failed:
         loss.backward()
     assert time.monotonic() - began < 20.0
     if how == "freezes" and rank == who ^ 1:
         os.kill(processes[who], signal.SIGCONT)
+    if how == "waits" and rank != who:
+        dist.barrier()
     attachment.detach()
     return str(failed.value)
 
@@ -669,9 +677,12 @@ NO_ANSWER = "no answer of rank 0, which leads this host, came (timeout=2 s, as g
     [
         (1, "raises", 1, "rank 1 of this host has ended or detached the module"),
         (0, "raises", 1, "rank 0, which leads this host, has ended or detached the module"),
-        (1, "freezes", 1, "no gradient of rank 1 came (timeout=2 s, as given)"),
-        (0, "freezes", 1, NO_ANSWER),  # to the request for memory, since DDP has new buckets
-        (0, "freezes", 2, NO_ANSWER),  # to the gradient
+        (1, "waits", 1, "no gradient of rank 1 came (timeout=2 s, as given)"),
+        (0, "waits", 2, NO_ANSWER),
+        (1, "freezes", 1, "rank 1 of this host has been stopped"),
+        # Until it answers the request for memory, since DDP has new buckets; then the gradient.
+        (0, "freezes", 1, "rank 0, which leads this host, has been stopped"),
+        (0, "freezes", 2, "rank 0, which leads this host, has been stopped"),
     ],
 )
 def test_a_rank_that_does_not_go_on_is_named_to_its_host(
@@ -679,7 +690,7 @@ def test_a_rank_that_does_not_go_on_is_named_to_its_host(
 ) -> None:
     outcomes = pairs.run(fails, who=who, how=how, steps=steps)
     assert text in outcomes[who ^ 1]
-    if who == 1 and how == "raises":  # the leader of its host goes on, and tells the others
+    if who == 1 and how != "waits":  # the leader of its host goes on, and tells the others
         assert all(text in outcomes[rank] for rank in (2, 3))
     assert all(outcomes)
 

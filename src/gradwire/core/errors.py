@@ -96,7 +96,8 @@ class TransferError(GradwireError):
         step: The training step; -1 where there is none.
         cause: The kind of failure, for programs:
             "timeout": the transfer was not complete within `timeout`;
-            "silence": a peer, or all of them, sent nothing for `peer_timeout`;
+            "silence": a peer, or all of them, sent nothing for `peer_timeout`, or a rank of this
+                host was stopped for as long;
             "left": a peer ended, or closed its engine, before the transfer was complete;
             "plan": the ranks have different plans for the same transfer, or multiply their
                 gradients by different scales;

@@ -86,8 +86,9 @@ class Settings:
             bytes. Allowed: 0 or [256, 8972].
         rendezvous_timeout: How long to wait for the peers to appear. Unit: seconds. Allowed: [0.01,
             315360000].
-        peer_timeout: How long a peer's engine may be silent before it counts as dead. Unit:
-            seconds. Allowed: [1, 315360000].
+        peer_timeout: How long a peer's engine may be silent before it counts as dead, and how long
+            another rank of this host may be stopped while this one waits for it. Unit: seconds.
+            Allowed: [1, 315360000].
         timeout: How long one transfer may take, during which peers may still compute; None for the
             process group's time-out. Unit: seconds. Allowed: [0.01, 315360000] or None.
         memory_limit: Memory that this process's engine may hold for its peers, 0 for 2 GiB: sums,

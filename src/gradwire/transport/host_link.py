@@ -23,6 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ log = logging.getLogger("gradwire")
 TOKEN_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _PLACE = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("iII")  # of a process: its number, its user, its group
 GREETING_BYTES = TOKEN_BYTES + _PLACE.size
 
 BACKLOG = 4096
@@ -46,6 +48,9 @@ TRIAL = 1.5
 
 RETRY_S = 0.02
 """Seconds between two attempts to connect to a listener whose queue is full."""
+
+LOOK_S = 0.25
+"""Seconds between two looks at whether ranks of this host are stopped."""
 
 Stop = Callable[[], bool]
 """Returns whether a wait is in vain."""
@@ -231,6 +236,9 @@ class HostLink:
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
         self._sockets = sockets
         self._sending = {place: threading.Lock() for place in sockets}
+        self._processes = {place: _process_of(link) for place, link in sockets.items()}
+        self._stopped_s: dict[int, float] = {}  # by place
+        self._looked_at = time.monotonic()
         _links.add(self)
 
     @property
@@ -265,6 +273,26 @@ class HostLink:
                 else:
                     socket.send_fds(self._sockets[place], [header], [memory])
                     self._sockets[place].sendall(payload)
+
+    def stopped(self, places: Iterable[int]) -> dict[int, float]:
+        """Returns for how many seconds ranks have been stopped, by a signal or a debugger.
+
+        A stopped process keeps its connections, so nothing else tells. One thread at a time looks,
+        every LOOK_S. A longer time between two looks counts as two of them, since whatever stopped
+        the others may have stopped this process, too.
+
+        Args:
+            places: Those to look at.
+        """
+        now = time.monotonic()
+        since_s = min(now - self._looked_at, 2 * LOOK_S)
+        before, self._looked_at = self._stopped_s, now
+        self._stopped_s = {
+            place: before[place] + since_s if place in before else 0.0
+            for place in places
+            if _is_stopped(self._processes[place])
+        }
+        return self._stopped_s
 
     def offer_trial(self) -> None:
         """Hands memory to the others, which `take_trial`."""
@@ -368,6 +396,21 @@ def _exactly(link: socket.socket, length: int) -> bytes:
             raise EOFError
         data += part
     return bytes(data)
+
+
+def _process_of(link: socket.socket) -> int:
+    """Returns the process at the other end; 0 where it is in a PID namespace of its own."""
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])
+
+
+def _is_stopped(process: int) -> bool:
+    """Returns whether a process is stopped; False where that is not known."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(") ")[2][:1] in ("T", "t")
 
 
 def _abstract(name: str) -> str:

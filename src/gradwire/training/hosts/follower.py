@@ -30,12 +30,10 @@ from gradwire.training.hosts.messages import (
 from gradwire.training.hosts.rows import Rows, has_shard
 from gradwire.training.hosts.seat import Seat
 from gradwire.training.hosts.sharing import Handed, SharingPipeline
+from gradwire.transport.host_link import LOOK_S
 from gradwire.transport.threads import CompletionPool
 
 Work = Callable[[], None]
-
-POLL_S = 0.5
-"""How often a follower looks whether it has waited too long."""
 
 UNANSWERED = "no answer of {}, which leads this host, came"
 
@@ -148,11 +146,21 @@ class Follower(SharingPipeline):
             self._writer.write(report)
 
     def watch(self) -> None:
-        """Stops the host where a bucket waits and the leader has sent nothing in time."""
-        since = time.monotonic() - self.communicator.timeout_s - GRACE_S
-        late = [each for each in list(self._open.values()) if each.since < since]
-        if late and self._heard < since:
-            self._stop(self._late(late[0], (0,), UNANSWERED))
+        """Stops the host where a bucket waits, and the leader is stopped or late to answer."""
+        with self._changed:
+            waiting = list(self._open.values())
+            try:
+                if waiting:
+                    self._check_stopped(waiting[0], (0,))
+                since = time.monotonic() - self.communicator.timeout_s - GRACE_S
+                late = [each for each in waiting if each.since < since]
+                if late and self._heard < since:
+                    raise self._late(late[0], (0,), UNANSWERED)
+            except TransferError as found:
+                error = found
+            else:
+                return
+        self._stop(error)
 
 
 def _do(work: Work) -> None:
@@ -165,7 +173,7 @@ def _poll_of(follower: Follower) -> Callable[[], Work | None]:
 
     def poll() -> Work | None:
         try:
-            return results.get(timeout=POLL_S)
+            return results.get(timeout=LOOK_S)
         except queue.Empty:
             here = held()
             if here is None:

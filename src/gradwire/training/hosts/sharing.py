@@ -28,6 +28,7 @@ from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import Stage, StagePool
 from gradwire.transport import engines
+from gradwire.transport.host_link import LOOK_S
 from gradwire.transport.threads import StartQueue
 
 log = logging.getLogger("gradwire")
@@ -204,21 +205,43 @@ class SharingPipeline(GradientPipeline):
         deadline, warn_at = begun + self.communicator.timeout_s, begun + engines.FIRST_WARNING_S
         while not self._changed.wait_for(
             lambda: not missing() or self._stopped is not None,
-            max(0.0, min(deadline, warn_at) - time.monotonic()),
+            max(0.0, min(deadline - time.monotonic(), LOOK_S)),
         ):
-            if time.monotonic() >= deadline:
+            self._check_stopped(handed, missing())
+            now = time.monotonic()
+            if now >= deadline:
                 raise self._late(handed, missing(), what)
+            if now < warn_at:
+                continue
             warn_at += engines.NEXT_WARNING_S
             log.warning(
                 "rank %d, step %d: a bucket has waited for %.0f s (%s); %s",
                 self._seat.rank,
                 self.step,
-                time.monotonic() - begun,
+                now - begun,
                 self.communicator.timeout_text,
                 self._absence(missing(), what),
             )
         if self._stopped is not None:
             raise self._stopped
+
+    def _check_stopped(self, handed: Handed, places: Collection[int]) -> None:
+        """Raises where one of these places has been stopped for `peer_timeout`.
+
+        Engines tell that of other hosts' ranks; within a host nothing else does. The caller holds
+        `_changed`.
+        """
+        limit_s = self.communicator.settings.peer_timeout
+        for place, seconds in self._link.stopped(places).items():
+            if seconds >= limit_s:
+                raise TransferError(
+                    f"rank {self._seat.rank}, step {self.step}, bucket {handed.bucket.index}: "
+                    f"{self._at(place)} has been stopped for {seconds:.1f} s, by a signal or a "
+                    f"debugger (peer_timeout={limit_s:g} s)",
+                    rank=self._seat.ranks[place],
+                    step=self.step,
+                    cause="silence",
+                )
 
     def _late(self, handed: Handed, places: Collection[int], what: str) -> TransferError:
         return TransferError(
@@ -255,14 +278,16 @@ class SharingPipeline(GradientPipeline):
     def _handle(self, place: int, message: Any, memory: int | None) -> None:
         """Does what a message asks for."""
 
-    def _gone(self, place: int) -> None:
-        rank = self._seat.ranks[place]
+    def _at(self, place: int) -> str:
         leads = ", which leads this host," if place == 0 else " of this host"
+        return f"rank {self._seat.ranks[place]}{leads}"
+
+    def _gone(self, place: int) -> None:
         self._stop(
             TransferError(
-                f"rank {self._seat.rank}, step {self.step}: rank {rank}{leads} has ended or "
+                f"rank {self._seat.rank}, step {self.step}: {self._at(place)} has ended or "
                 "detached the module",
-                rank=rank,
+                rank=self._seat.ranks[place],
                 step=self.step,
                 cause="left",
             )
