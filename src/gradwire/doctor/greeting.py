@@ -40,8 +40,8 @@ MAGIC, VERSION = b"gwdr", 2
 HELLO, WELCOME = 1, 2
 EVERY_S = 0.2
 """How often HELLO is said, in seconds."""
-COPIES = 3
-"""How often the HELLO is said that begins a measurement."""
+COPIES, COPIES_EVERY_S = 8, 0.03
+"""How often the HELLO is said that begins a measurement, so that a lossy path carries one."""
 UNHEARD = 4
 """So many HELLOs of a host without the cookie: it does not hear the answers."""
 MOST_HOSTS = 64
@@ -119,6 +119,7 @@ def greet(opened: socket.socket, peer: SocketAddress, datagram: int, contact_s: 
         for _ in range(COPIES):
             with contextlib.suppress(OSError):
                 opened.send(Greeting(HELLO, token, answer.cookie, agreed).pack())
+            time.sleep(COPIES_EVERY_S)
         return Greeted(True, "", token, agreed, peer, opened.getsockname())
     return Greeted(False, refusal, token, datagram, peer, opened.getsockname())
 

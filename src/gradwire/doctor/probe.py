@@ -301,9 +301,9 @@ def _greet_and_measure(
             greeted = greet(opened, peer, limit, left)
         found.refusal = greeted.refusal
         if greeted.answered:
-            found.heard = True
             mine, theirs = _measure(0, greeted, settings)
             found = joined(mine, theirs, greeted.datagram, headers)
+            found.heard = True  # by the greeting
     return found
 
 
