@@ -24,9 +24,9 @@ demo: venv  ## train over a bursting network, beside TCP
 test: venv  ## run the tests, but for the slow ones (limit: 25 minutes)
 	@status=0; $(quick); exit $$status
 
-test-all: venv  ## run all the tests: those of `make test`, then the slow ones (limit: 45 minutes)
+test-all: venv  ## run all the tests: those of `make test`, then the slow ones (limit: 50 minutes)
 	@status=0; $(quick); \
-	$(call pytest,600) -m "slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR); \
+	$(call pytest,900) -m "slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR); \
 	$(call pytest,1200) -m "slow and netns" $(ARGS) $(OR); exit $$status
 
 conformance: venv  ## run PyTorch's own suite over the backend, and over Gloo with the hook

@@ -189,7 +189,8 @@ class Case {
       const Bytes bytes = std::move(way.front());
       way.pop_front();
       const Nanos late = input_.below(4) ? 0 : Nanos{input_.get<uint16_t>()} * kMicrosecond;
-      sides_[to].endpoint->receive(static_cast<uint16_t>(1 - to), bytes, now_, now_ - late,
+      const std::span<const uint8_t> one(bytes);
+      sides_[to].endpoint->receive(static_cast<uint16_t>(1 - to), {&one, 1}, now_, now_ - late,
                                    static_cast<uint8_t>(input_.done() ? 2 : input_.below(4)));
     }
     turn(to);
@@ -227,7 +228,8 @@ class Case {
 
   void make_up(const Bytes& bytes) {
     made_up_ = true;
-    sides_[0].endpoint->receive(1, bytes, now_, now_, static_cast<uint8_t>(input_.below(4)));
+    const std::span<const uint8_t> one(bytes);
+    sides_[0].endpoint->receive(1, {&one, 1}, now_, now_, static_cast<uint8_t>(input_.below(4)));
     turn(0);
   }
 

@@ -67,7 +67,7 @@ class Case {
       recovery_.on_sent(packet, now_);
       flight_[packet.number] = packet.bytes;
       // The other end has it, or it was lost.
-      if (input_.below(4)) acks_.record(packet.number, input_.below(16) == 0, now_);
+      if (input_.below(4)) acks_.record(packet.number, 1, input_.below(16) == 0, now_);
     }
   }
 
