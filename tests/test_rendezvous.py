@@ -193,6 +193,42 @@ def test_endpoint_0_stays_until_a_failure_of_a_later_exchange_has_been_read() ->
     assert at_once(2, join) == [True, (0,)]
 
 
+def test_a_failure_among_some_is_told_to_all_before_anybody_lingers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks 0 and 2 are to meet, while ranks 1 and 3 wait for what they agree on; 2 is gone."""
+    monkeypatch.setattr(meetings, "LINGER_S", 3.0)
+    store = dist.HashStore()
+    heard: set[int] = set()
+
+    def join(rank: int) -> tuple[object, ...]:
+        around = meeting(store, rank, workers=4, timeout_s=60.0)
+        around.exchange("first")
+        some = Meeting(
+            store,
+            "some",
+            endpoint=rank // 2,
+            workers=2,
+            servers=0,
+            timeout_s=2.0,
+            ranks=(0, 2),
+            within=around,
+        )
+        if rank % 2 == 0:
+            some.exchange("first")
+        if rank == 2:
+            return ()
+        with pytest.raises(RendezvousError) as raised:
+            (some if rank == 0 else around).exchange("second")
+        heard.add(rank)
+        before, began = sorted(heard), time.monotonic()
+        around.tell_failure(raised.value)
+        return raised.value.ranks, rank or (before, time.monotonic() - began < 1.5)
+
+    told = at_once(4, join)
+    assert told == [((2,), ([0, 1, 3], True)), ((2,), 1), (), ((2,), 3)]
+
+
 def test_who_comes_when_the_others_have_given_up_hears_why() -> None:
     store = dist.HashStore()
     with pytest.raises(RendezvousError) as early:

@@ -122,7 +122,7 @@ class Connection:
             return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
         undo.callback(seat.link.close)
         workers = group.workers(seat.hosts)
-        among_workers = workers.meeting("attach", settings.rendezvous_timeout)
+        among_workers = workers.meeting("attach", settings.rendezvous_timeout, meeting)
         try:
             if seat.leads:
                 check_memory(settings, self._largest, workers.world_size)

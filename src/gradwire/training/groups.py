@@ -94,7 +94,7 @@ class Group:
             ranks=ranks,
         )
 
-    def meeting(self, topic: str, timeout_s: float) -> Meeting:
+    def meeting(self, topic: str, timeout_s: float, within: Meeting | None = None) -> Meeting:
         return Meeting(
             self.store,
             f"{self.name}/{topic}",
@@ -103,6 +103,7 @@ class Group:
             servers=0,
             timeout_s=timeout_s,
             ranks=self.ranks,
+            within=within,
         )
 
     def communicator(

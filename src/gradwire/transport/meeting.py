@@ -106,6 +106,8 @@ class Meeting:
         endpoint: This endpoint's number: workers by rank, then servers.
         timeout_s: Longest duration of an exchange in seconds.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
+        within: A meeting of more ranks, which this endpoint has left for this one; it fails with
+            this one at once.
     """
 
     def __init__(
@@ -118,12 +120,15 @@ class Meeting:
         servers: int,
         timeout_s: float,
         ranks: Sequence[int] | None = None,
+        within: Meeting | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.workers = workers
         self.servers = servers
         self.timeout_s = timeout_s
         self.names = Names(tuple(range(workers) if ranks is None else ranks))
+        self._within = within
+        self._failed_at = math.inf  # when the failure of this meeting was told
         self._store = BoundedStore(store, timeout_s)
         self._root = f"gradwire/{name}"
         self._newest = f"{self._root}/newest"
@@ -188,9 +193,8 @@ class Meeting:
         linger_s = min(LINGER_S, seconds) if isinstance(error, Exception) else 0.0
         with contextlib.suppress(Exception):
             self._enter(Wait(Patience(linger_s)))
-            self._decide(
-                Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
-            )
+            outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
+            self._spread(self._decide(outcome))
             self._leave(linger_s, everybody=True)
 
     def check_failures(self) -> None:
@@ -360,7 +364,20 @@ class Meeting:
             absent,
         )
 
+    def _spread(self, outcome: Outcome) -> None:
+        """Tells a failure in the meeting around this one, before anything waits here."""
+        around, self._failed_at = self._within, min(self._failed_at, time.monotonic())
+        if around is None or around._left or not around._opening:
+            return
+        ranks = {rank: endpoint for endpoint, rank in enumerate(around.names.ranks)}
+        at_fault = [
+            ranks[rank] for each in outcome.at_fault if (rank := self.names.rank_of(each)) in ranks
+        ]
+        with contextlib.suppress(Exception):
+            around._spread(around._decide(Outcome(outcome.why, at_fault)))
+
     def _raise(self, outcome: Outcome) -> NoReturn:
+        self._spread(outcome)
         self._leave()
         why = "".join(sign if sign.isprintable() else " " for sign in outcome.why)
         raise self.error(why, outcome.at_fault)
@@ -377,7 +394,8 @@ class Meeting:
             return
         self._left = True
         left = self._store.add(self._key(LEFT), 1)
-        wait = Wait(Patience(LINGER_S if linger_s is None else linger_s))
+        linger_s = LINGER_S if linger_s is None else linger_s
+        wait = Wait(Patience(linger_s), begun=min(self._failed_at, time.monotonic()))
         while self.endpoint == 0:
             if self._next == 0:
                 self._greet()
@@ -425,12 +443,18 @@ class Wait:
         patience: How long to wait.
         what: Describes what is waited for; it is logged as a warning after FIRST_WARNING_S, and
             again every NEXT_WARNING_S.
+        begun: When it began; None for now.
     """
 
-    def __init__(self, patience: Patience, what: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        patience: Patience,
+        what: Callable[[], str] | None = None,
+        begun: float | None = None,
+    ) -> None:
         self._patience = patience
         self._what = what
-        self._begun = time.monotonic()
+        self._begun = time.monotonic() if begun is None else begun
         self._warn_at = self._begun + FIRST_WARNING_S
         self._pause_s = 0.002
 

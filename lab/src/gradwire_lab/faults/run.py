@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.transport.meeting import LINGER_S
+from gradwire.transport.open_engine import HURRIED_S
 from gradwire_lab.faults.cells import FLAT, STRUCK_STEP, Cell, Shape
 from gradwire_lab.faults.ground import Ground, Process
 from gradwire_lab.faults.judge import Told, Verdict, judge
@@ -141,8 +143,9 @@ class Table:
         meeting_s = float(cell.settings.get("rendezvous_timeout", self._patience.meeting_s))
         bound = {
             "peer_timeout": peer_s,
-            # Those that have met wait for the others for half as long again.
-            "rendezvous_timeout": 1.5 * meeting_s + 1.0 + peer_s,
+            # Those that have met wait for half as long again, or for those in a hurry; and rank 0
+            # stays until the others have read why they do not meet.
+            "rendezvous_timeout": max(1.5 * meeting_s + 1.0, meeting_s + HURRIED_S) + LINGER_S,
             "timeout": float(cell.settings.get("timeout", self._patience.job_s)),
         }[cell.bound]
         return bound + self._patience.slack_s
