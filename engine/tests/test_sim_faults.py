@@ -350,6 +350,52 @@ def test_who_takes_results_slowly_gets_them_from_those_that_leave() -> None:
     assert fabric.finished_at(3, 0) - fabric.finished_at(0, 0) > 0.3
 
 
+def test_who_leaves_stays_for_a_peer_that_lives_and_cannot_take_results() -> None:
+    """Rank 1 hears nothing for longer than the others would stay without need."""
+    fabric = Fabric(3, link=Link(delay=1e-3), peer_timeout=5.0, ping_interval=0.2, trace=10_000)
+    fabric.all_reduce(0, plan(3 * 358), gradients(3, 3 * 358))
+    while not any(each.source == 1 and each.kind == "pull" for each in fabric.trace()):
+        fabric.run(fabric.now + 1e-4, until_done=False)
+    for worker in (0, 2):
+        fabric.cut(worker, 1)
+    while not all(fabric.completion(worker, 0) for worker in (0, 2)):
+        fabric.run(fabric.now + 1e-4, until_done=False)
+    leaves = fabric.now
+    for worker in (0, 2):
+        fabric.close(worker, linger=0.1)
+    fabric.run(leaves + 2.0, until_done=False)
+    assert not fabric.closed(0)
+    assert not fabric.closed(2)
+    for worker in (0, 2):
+        fabric.cut(worker, 1, False)
+    assert fabric.run(leaves + 4.0)
+    must_be_ok(fabric)
+    fabric.close(1)
+    fabric.run(leaves + 5.0, until_done=False)
+    assert all(fabric.closed(worker) for worker in range(3))
+
+
+def test_who_leaves_ends_the_job_of_nobody_who_stays() -> None:
+    """Rank 1 has left as well, unheard by rank 0, which still waits for a word of rank 2."""
+    fabric = Fabric(3, peer_timeout=1.0, ping_interval=0.2)
+    fabric.all_reduce(0, plan(20_000), gradients(3, 20_000))
+    fabric.run(0.5)
+    leaves = fabric.now
+    fabric.cut(2, 0)
+    fabric.close(0, linger=3.0)
+    fabric.run(leaves + 0.02, until_done=False)
+    fabric.cut(1, 0)
+    fabric.close(1, linger=3.0)
+    fabric.run(leaves + 0.3, until_done=False)
+    fabric.kill(1)
+    fabric.run(leaves + 1.5, until_done=False)
+    assert [fabric.failure(host) for host in (0, 2)] == ["", ""]
+    fabric.cut(2, 0, False)
+    fabric.run(leaves + 3.0, until_done=False)
+    assert fabric.closed(0)
+    assert fabric.failure(2) == ""
+
+
 def test_results_that_went_away_with_a_peer_are_missed_within_the_time() -> None:
     """The goodbyes get through, the results that went before them did not."""
     fabric = Fabric(4, peer_timeout=5.0)

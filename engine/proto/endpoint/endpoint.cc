@@ -9,6 +9,11 @@
 
 namespace gradwire {
 
+namespace {
+// Ping intervals within which a peer that lives is heard, although the path loses much.
+constexpr int kHeardPings = 3;
+}  // namespace
+
 Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
     : port_(config),
       paths_(port_, now),
@@ -83,7 +88,7 @@ void Endpoint::on_timer(Nanos now) {
     path.check_pings(now);
   }
   const auto gone = [](const Path* path) { return path->farewell.gone; };
-  if (late || std::ranges::any_of(paths_, gone)) check_silence(now);
+  if (!port_.leaving && (late || std::ranges::any_of(paths_, gone))) check_silence(now);
   if (!failure_) {
     const bool ops_due = ops_.earliest() <= now;
     if (ops_due) check_deadlines(now);
@@ -213,7 +218,8 @@ void Endpoint::close(Nanos now, Nanos linger) {
   if (port_.leaving) return;
   port_.leaving = true;
   const Nanos longest = std::max(linger, port_.config.peer_timeout);
-  leaving_ = {now + linger, now + longest, linger, leaving_.result_taken};
+  leaving_ = {now + linger, now + longest,
+              std::max(linger, kHeardPings * port_.config.ping_interval)};
   const auto why = [this](const OpSpec& spec) -> Failure {
     return {port_.config.name(port_.config.endpoint) + ", step " + std::to_string(spec.step) +
                 ": the engine was closed in mid-step",
@@ -241,10 +247,10 @@ bool Endpoint::close_ready() const {
 void Endpoint::finish_close(Nanos now) {
   if (!port_.leaving || port_.left) return;
   if (now < leaving_.deadline && !close_ready()) return;
-  // A peer that still takes results, which no other endpoint has, gets more time.
-  const Nanos taken = std::min(leaving_.result_taken + leaving_.linger, leaving_.last_deadline);
-  if (!failure_ && now < taken && !close_ready()) {
-    leaving_.deadline = taken;
+  // Results that no other endpoint has wait for peers that live.
+  const Nanos later = std::min(paths_.last_heard() + leaving_.patience, leaving_.last_deadline);
+  if (!failure_ && !ops_.all().empty() && now < later) {
+    leaving_.deadline = later;
     return;
   }
   port_.left = true;

@@ -93,7 +93,7 @@ class Endpoint {
   // Fails for a reason of the caller's, which the peers are told.
   void give_up(Failure why, Nanos now);
   // Sends BYE to the peers and serves what they still need. Event::closed follows once all is
-  // acknowledged: within `linger`, or later while peers still take results.
+  // acknowledged: within `linger`, or later while peers that live still need results.
   void close(Nanos now, Nanos linger);
 
   Counters counters() const;
@@ -119,9 +119,8 @@ class Endpoint {
   // Leaving is how this endpoint ends.
   struct Leaving {
     Nanos deadline = kNever;
-    Nanos last_deadline = kNever;  // the latest, even while peers take results
-    Nanos linger = 0;
-    Nanos result_taken = 0;  // when a peer last acknowledged a result
+    Nanos last_deadline = kNever;  // the latest, even while peers that live need something
+    Nanos patience = 0;            // a peer that lives is heard within this time
   };
 
   // endpoint.cc: its life and its clock

@@ -237,7 +237,6 @@ void Endpoint::acked(Path& path, std::span<const SentPacket> packets, Nanos now)
   changes_.touch(path, *op);
   for (const SentPacket& packet : packets) op->acked(path.peer, first.kind, packet.item);
   op->all_acked(first.kind, now);
-  if (first.kind == wire::Kind::pull) leaving_.result_taken = now;
   act(*op, now);
 }
 

@@ -196,14 +196,19 @@ Nanos Path::next_send() const {
   return next;
 }
 
+// The time at which the peer counts as silent. An endpoint that leaves waits for its peers no
+// longer than it lingers, and their ends are no failure of the others any more.
+Nanos Path::silence_due() const {
+  return port.leaving ? kNever : life.last_heard + port.config.peer_timeout + 1;
+}
+
 Nanos Path::next_check(Nanos now) const {
   Nanos next = kNever;
   if (!farewell.gone) next = life.next_ping(port.ping_times(), port.failed);
   if (port.failed) return next;
   if (!farewell.gone) {
     if (life.connected)
-      next = std::min({next, life.last_heard + port.config.peer_timeout + 1,
-                       limit.next_timer(recovery.rtt.round())});
+      next = std::min({next, silence_due(), limit.next_timer(recovery.rtt.round())});
     else if (life.first_ping && !limit.on_trial())
       next = std::min(next, life.first_ping + kTrialAfter + 1);
   }

@@ -199,6 +199,8 @@ struct Path {
   uint64_t credit() const { return allowed.left(recovery.next()); }
   // The time of the next ACK, ping or farewell.
   Nanos next_send() const;
+  // The time at which the peer counts as silent.
+  Nanos silence_due() const;
   bool control_waits() { return control.waiting() && !recovery.full(); }
   // The time at which on_timer() has something to do. `now`: when it last had.
   Nanos next_check(Nanos now) const;

@@ -74,6 +74,13 @@ const Path* Paths::left_before(uint64_t op) const {
   return found == all_.end() ? nullptr : *found;
 }
 
+Nanos Paths::last_heard() const {
+  Nanos last = 0;
+  for (const Path* path : all_)
+    if (path->life.heard && !path->farewell.gone) last = std::max(last, path->life.last_heard);
+  return last;
+}
+
 bool Paths::farewells_over() const {
   return std::ranges::none_of(all_, [](const Path* path) {
     return path->farewell.errors_left || path->farewell.answer || !path->farewell_over();

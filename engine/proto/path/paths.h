@@ -39,6 +39,8 @@ class Paths {
   const Path* left_before(uint64_t op) const;
   // All peers have what they need to know of this endpoint's end.
   bool farewells_over() const;
+  // When a packet of a peer that has not left last arrived.
+  Nanos last_heard() const;
 
  private:
   Port& port_;
