@@ -228,7 +228,8 @@ void bind_fabric(nb::module_& module) {
              int64_t host_delay, int64_t host_jitter, int64_t send_time, uint32_t datagram_bytes,
              int64_t peer_timeout, int64_t ping_interval, int64_t delay_target,
              uint32_t receive_buffer, uint64_t memory_limit, bool pacing, uint32_t session,
-             size_t trace_limit, Fabric* beside, uint16_t engine, uint16_t engines) {
+             size_t trace_limit, uint64_t most_events, Fabric* beside, uint16_t engine,
+             uint16_t engines) {
             sim::FabricOptions options;
             options.beside = beside;
             options.workers = workers;
@@ -242,6 +243,7 @@ void bind_fabric(nb::module_& module) {
             options.host_jitter = host_jitter;
             options.send_time = send_time;
             options.trace_limit = trace_limit;
+            options.most_events = most_events;
             if (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram) {
               throw nb::value_error("datagram_bytes: allowed are 256 to 8972");
             }
@@ -263,7 +265,8 @@ void bind_fabric(nb::module_& module) {
           "peer_timeout_ns"_a = 30 * kSecond, "ping_interval_ns"_a = kSecond,
           "delay_target_ns"_a = EndpointConfig{}.delay_target, "receive_buffer"_a = 1 << 20,
           "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true, "session"_a = 1,
-          "trace_limit"_a = 0, "beside"_a.none() = nb::none(), "engine"_a = 0, "engines"_a = 1)
+          "trace_limit"_a = 0, "most_events"_a = UINT64_MAX, "beside"_a.none() = nb::none(),
+          "engine"_a = 0, "engines"_a = 1)
       .def_prop_ro("now_ns", &Fabric::now)
       .def_prop_ro("events", &Fabric::events)
       .def_prop_ro("trace_hash", &Fabric::trace_hash)
@@ -391,6 +394,12 @@ void bind_fabric(nb::module_& module) {
           "failure",
           [](const Fabric& f, int64_t host) { return to_text(f.failure(known_host(f, host))); },
           "host"_a)
+      .def(
+          "unheard_ns",
+          [](const Fabric& f, int64_t from, int64_t to) {
+            return f.unheard(known_host(f, from), known_host(f, to));
+          },
+          "source"_a, "destination"_a)
       .def(
           "closed", [](const Fabric& f, int64_t host) { return f.closed(known_host(f, host)); },
           "host"_a)

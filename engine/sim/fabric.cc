@@ -43,6 +43,7 @@ Fabric::Fabric(const FabricOptions& options) : options_(options), random_(option
   hosts_.resize(count);
   queue_ = EventQueue(2 * size_t{count});
   parted_.assign(size_t{count} * count, false);
+  hearing_ = Hearing(count);
   for (uint16_t i = 0; i < count; ++i) {
     Host& host = hosts_[i];
     host.session = options_.endpoint.session;
@@ -198,6 +199,7 @@ void Fabric::inject(uint16_t source, uint16_t destination, std::span<const uint8
   units_[unit].destination = destination;
   units_[unit].segment = static_cast<uint32_t>(std::max<size_t>(bytes.size(), 1));
   units_[unit].packets = 1;
+  units_[unit].forged = true;
   units_[unit].trace = kUntraced;
   units_[unit].bytes.assign(bytes.begin(), bytes.end());
   static_cast<void>(hosts_.at(destination));  // throws where there is no such host
@@ -251,10 +253,10 @@ void Fabric::forget() {
 }
 
 bool Fabric::run(Nanos until, bool until_done) {
-  while (!queue_.empty() && violations_.empty()) {
+  while (violations_.empty()) {
     if (until_done && open_runs_ == 0) return true;
-    if (queue_.top().time > until) {
-      now_ = until;
+    if (queue_.empty() || queue_.top().time > until) {
+      now_ = std::max(now_, until);
       break;
     }
     next();
@@ -293,6 +295,8 @@ void Fabric::next() {
   const Event event = queue_.pop();
   now_ = event.time;
   handle(event);
+  if (sequence_ > options_.most_events)
+    violate("a storm: more than " + std::to_string(options_.most_events) + " events");
 }
 
 void Fabric::push(Nanos time, Event::Kind kind, uint32_t index, uint16_t stream) {

@@ -19,6 +19,7 @@
 
 #include "proto/endpoint/endpoint.h"
 #include "sim/event_queue.h"
+#include "sim/hearing.h"
 #include "sim/link.h"
 #include "sim/pass_check.h"
 #include "sim/random.h"
@@ -40,6 +41,7 @@ struct FabricOptions {
   Nanos host_jitter = 0;      // … plus up to this
   Nanos send_time = 0;        // how long a call that sends a train keeps its host busy
   size_t trace_limit = 0;     // datagrams that trace() keeps
+  uint64_t most_events = UINT64_MAX;  // more count as a storm, a broken invariant
   // Another job on the same hosts: its ports are shared, and time goes on from its time.
   Fabric* beside = nullptr;
   EndpointConfig endpoint;  // of all endpoints; endpoint, workers and servers are set
@@ -118,8 +120,8 @@ class Fabric {
   // Frees what is kept of ops that all workers have finished: buffers, reports, hashes of payloads.
   void forget();
 
-  // Runs until `until`, or until all ops of living workers are done (if `until_done`), no event is
-  // left, or a check fails. True when all ops are done.
+  // Runs until `until`, or until all ops of living workers are done (if `until_done`) or a check
+  // fails. True when all ops are done.
   bool run(Nanos until, bool until_done);
   // Runs this and another fabric on one clock: event by event, the earlier first. It ends at
   // `until`, when either has no open op, or when a check fails.
@@ -137,6 +139,8 @@ class Fabric {
   uint64_t dropped_by_socket(uint16_t host) const { return hosts_[host].dropped_socket; }
   // The packets sent by a host that queues and policers have dropped, wherever they are.
   uint64_t dropped_by_ports(uint16_t host) const { return hosts_[host].dropped_ports; }
+  // The longest time in which `to` heard nothing of `from` since the wire lost what they sent.
+  Nanos unheard(uint16_t from, uint16_t to) const { return hearing_.longest(from, to); }
   bool broken() const { return !violations_.empty(); }
   // The invariants found broken. Finished buffers are compared once more.
   std::vector<std::string> violations();
@@ -159,6 +163,7 @@ class Fabric {
     uint32_t trace;  // trace index of its first datagram
     uint8_t ecn;
     bool corrupt;  // the kernel of the receiving host drops it
+    bool forged;   // no endpoint sent it
     std::vector<uint8_t> bytes;
   };
   using Event = EventQueue::Event;
@@ -294,6 +299,7 @@ class Fabric {
   gradwire::Event event_;
   std::map<Sender, std::vector<uint64_t>> payloads_;  // hashes by chunk; 0: not sent yet
   PassCheck passes_;
+  Hearing hearing_;
   std::vector<std::string> violations_;
   std::vector<TraceEntry> trace_;
   uint64_t trace_hash_ = 0xcbf29ce484222325u;

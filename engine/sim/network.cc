@@ -11,7 +11,7 @@ namespace gradwire::sim {
 uint32_t Fabric::new_unit() {
   const uint32_t unit = unused_unit();
   units_[unit].ecn = kNotEct;
-  units_[unit].corrupt = false;
+  units_[unit].corrupt = units_[unit].forged = false;
   return unit;
 }
 
@@ -95,7 +95,9 @@ void Fabric::cross(uint32_t unit, uint16_t host, Direction direction) {
   if (options.garbage > 0.0 && link.random.chance(options.garbage)) send_garbage(unit, link, at);
   const bool too_long = options.longest && units_[unit].segment > options.longest;
   if (too_long) link.counters.dropped_long += packets;
-  if (link.lose(packets) || black_hole || too_long) {
+  const bool lost = link.lose(packets);
+  if (lost) hearing_.lost(units_[unit].source, units_[unit].destination, now_);
+  if (lost || black_hole || too_long) {
     set_fate(units_[unit], TraceEntry::Fate::loss);
     free_unit(unit);
     return;
@@ -132,6 +134,7 @@ void Fabric::send_garbage(uint32_t unit, Link& link, Nanos at) {
   bytes.resize(std::min<size_t>(bytes.size(), units_[fake].segment));
   units_[fake].packets = 1;
   units_[fake].corrupt = false;
+  units_[fake].forged = true;
   switch (link.random.below(6)) {
     case 0:  // cut short, in its header
       bytes.resize(link.random.below(wire::kCommonBytes + 4));
@@ -176,6 +179,7 @@ void Fabric::at_host(uint32_t unit) {
     return;
   }
   if (units_[unit].corrupt) {
+    hearing_.lost(units_[unit].source, index, now_);
     set_fate(units_[unit], TraceEntry::Fate::loss);
     free_unit(unit);
     return;
@@ -187,6 +191,7 @@ void Fabric::at_host(uint32_t unit) {
     return;
   }
   set_fate(units_[unit], TraceEntry::Fate::delivered);
+  if (!units_[unit].forged) hearing_.arrived(units_[unit].source, index, now_);
   host.ring_bytes += bytes;
   host.ring.push_back({unit, now_});
   if (host.wake_due || host.paused) return;

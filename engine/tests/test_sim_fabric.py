@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from gradwire.sim.fabric import Fabric, Link, Sent
+from gradwire.sim.fabric import BrokenInvariantError, Fabric, Link, Sent
 from scenarios import gradients, must_be_ok, own_drops, plan
 
 RATE = 125e6
@@ -103,3 +103,28 @@ def test_a_policer_counts_among_own_drops() -> None:
     fabric.all_reduce(0, plan(20_000), gradients(2, 20_000))
     fabric.run()
     assert own_drops(fabric) > 0
+
+
+def test_time_goes_on_where_nothing_happens_any_more() -> None:
+    fabric = Fabric(2)
+    for host in range(2):
+        fabric.kill(host)
+    fabric.run(7.0, until_done=False)
+    assert fabric.now == 7.0
+
+
+def test_more_events_than_allowed_are_a_broken_invariant() -> None:
+    fabric = Fabric(2, most_events=100)
+    fabric.all_reduce(0, plan(1_000_000), gradients(2, 1_000_000))
+    with pytest.raises(BrokenInvariantError, match="100 events"):
+        fabric.run()
+
+
+def test_a_silence_that_the_wire_makes_is_known() -> None:
+    fabric = Fabric(3, ping_interval=0.02, link=Link(delay=1e-3))
+    fabric.run(1.0, until_done=False)
+    fabric.set_link(1, "down", Link(loss=1 - 1e-9))
+    fabric.pause(2)  # silent by itself
+    fabric.run(3.0, until_done=False)
+    assert fabric.unheard(0, 1) == pytest.approx(2.0, abs=0.1)
+    assert fabric.unheard(1, 0) == fabric.unheard(2, 0) == 0.0

@@ -12,98 +12,33 @@ seconds, rates are bytes per second on the wire, and sizes are bytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.sim.link import NETWORK_A, NETWORK_B, Direction, Link, ns
+from gradwire.sim.network import Network
 from gradwire.transport.native import load_engine
 
 if TYPE_CHECKING:
     from gradwire import _engine
 
-Direction = Literal["up", "down"]
+
+__all__ = [
+    "NETWORK_A",
+    "NETWORK_B",
+    "BrokenInvariantError",
+    "Direction",
+    "Fabric",
+    "Link",
+    "Sent",
+]
 
 
 class BrokenInvariantError(AssertionError):
     """An endpoint broke an invariant of the protocol; the message says where and when."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """One direction of a port.
-
-    Attributes:
-        rate: Rate in bytes per second.
-        delay: Delay in seconds, one way.
-        queue: Size of the drop-tail queue in bytes.
-        loss: Share of packets that the wire loses.
-        loss_burst: Mean length of a run of losses in packets (Gilbert–Elliott), at least
-            loss / (1 - loss); 1 for independent losses.
-        reorder: Share of packets that are late.
-        reorder_delay: Largest delay of these in seconds.
-        duplicate: Share of packets that arrive twice.
-        garbage: Share of packets that are followed by an invalid datagram.
-        flip: Share of packets with flipped bits, as if the UDP checksum had not noticed.
-        corrupt: Share of packets with flipped bits that the receiving host drops by the UDP
-            checksum.
-        ecn: Bytes in the queue above which arriving ECT packets are marked CE (RFC 3168); 0 for
-            no marks.
-        bleach: Whether the ECN field of all packets is cleared.
-        drop_ect: Whether all ECT packets are lost.
-        longest: Size in bytes above which datagrams (UDP payload) are lost silently; 0 for no
-            limit.
-        police_rate: Rate in bytes per second of a policer before the queue, which loses what
-            exceeds it; 0 for none.
-        police_burst: Bytes that the policer lets pass at once.
-
-    Raises:
-        ValueError: A value is negative or not finite.
-    """
-
-    rate: float = 125e6
-    delay: float = 20e-6
-    queue: int = 256 << 10
-    loss: float = 0.0
-    loss_burst: float = 1.0
-    reorder: float = 0.0
-    reorder_delay: float = 100e-6
-    duplicate: float = 0.0
-    garbage: float = 0.0
-    flip: float = 0.0
-    corrupt: float = 0.0
-    ecn: int = 0
-    bleach: bool = False
-    drop_ect: bool = False
-    longest: int = 0
-    police_rate: float = 0.0
-    police_burst: int = 64 << 10
-
-    def __post_init__(self) -> None:
-        """Refuses what is no number; the engine refuses what no port has."""
-        for name, value in asdict(self).items():
-            if not math.isfinite(value):
-                raise ValueError(f"{name} is {value}; a finite number is needed")
-            if value < 0:
-                raise ValueError(f"{name} is {value}; it must not be negative")
-
-    def _core(self) -> _engine.Link:
-        fields = asdict(self)
-        made: _engine.Link = load_engine().Link(
-            delay_ns=_ns(fields.pop("delay")),
-            reorder_delay_ns=_ns(fields.pop("reorder_delay")),
-            queue_bytes=fields.pop("queue"),
-            ecn_bytes=fields.pop("ecn"),
-            **fields,
-        )
-        return made
-
-
-NETWORK_A = Link(rate=125e6, queue=256 << 10)
-NETWORK_B = Link(rate=25e6, queue=64 << 10)
 
 
 class Sent(NamedTuple):
@@ -136,13 +71,7 @@ class Sent(NamedTuple):
     lane: int
 
 
-def _ns(seconds: float) -> int:
-    if not math.isfinite(seconds):
-        raise ValueError(f"{seconds} seconds: a finite number is needed")
-    return round(seconds * 1e9)
-
-
-class Fabric:
+class Fabric(Network):
     """Hosts on one switch; hosts 0 … workers - 1 are the workers (ranks), then the servers.
 
     Args:
@@ -167,6 +96,7 @@ class Fabric:
         ecn: Whether acknowledged packets are sent as ECT(0).
         session: Session tag of the packets.
         trace: Number of datagrams that `trace()` keeps.
+        most_events: Number of simulated events; more are a storm, which breaks an invariant.
         beside: The fabric of another job on the same hosts: both share its ports, and this one's
             time goes on from its time. From then on, `run_beside` runs both.
         engines: Number of engines of each host, which divide every op among them; each has a fabric
@@ -204,6 +134,7 @@ class Fabric:
         ecn: bool = True,
         session: int = 1,
         trace: int = 0,
+        most_events: int = (1 << 64) - 1,
         beside: Fabric | None = None,
         engines: int = 1,
         engine: int = 0,
@@ -215,22 +146,23 @@ class Fabric:
             workers=workers,
             servers=servers,
             seed=seed,
-            link=link._core(),
+            link=link.core(),
             ecn=ecn,
             overhead=overhead,
             whole_trains=whole_trains,
-            host_delay_ns=_ns(host_delay),
-            host_jitter_ns=_ns(host_jitter),
-            send_time_ns=_ns(send_time),
+            host_delay_ns=ns(host_delay),
+            host_jitter_ns=ns(host_jitter),
+            send_time_ns=ns(send_time),
             datagram_bytes=datagram_bytes,
-            peer_timeout_ns=_ns(peer_timeout),
-            ping_interval_ns=_ns(ping_interval),
-            delay_target_ns=_ns(delay_target),
+            peer_timeout_ns=ns(peer_timeout),
+            ping_interval_ns=ns(ping_interval),
+            delay_target_ns=ns(delay_target),
             receive_buffer=receive_buffer,
             memory_limit=memory_limit,
             pacing=pacing,
             session=session,
             trace_limit=trace,
+            most_events=most_events,
             beside=None if beside is None else beside._core,
             engines=engines,
             engine=engine,
@@ -267,7 +199,7 @@ class Fabric:
         Raises:
             BrokenInvariantError: A check failed.
         """
-        done = self._core.run(_ns(until), until_done)
+        done = self._core.run(ns(until), until_done)
         if check:
             self.check()
         return done
@@ -283,7 +215,7 @@ class Fabric:
         Raises:
             BrokenInvariantError: A check failed.
         """
-        self._core.run_beside(other._core, _ns(until))
+        self._core.run_beside(other._core, ns(until))
         if check:
             self.check()
             other.check()
@@ -302,7 +234,7 @@ class Fabric:
         Raises:
             BrokenInvariantError: A check failed.
         """
-        done = load_engine().Fabric.run_together([each._core for each in fabrics], _ns(until))
+        done = load_engine().Fabric.run_together([each._core for each in fabrics], ns(until))
         for fabric in fabrics:
             fabric.check()
         return bool(done)
@@ -311,134 +243,6 @@ class Fabric:
         """Raises BrokenInvariantError where a check has failed; compares finished results again."""
         if broken := self._core.violations():
             raise BrokenInvariantError("\n".join(broken))
-
-    # ------------------------------------------------------------------ the network
-
-    def set_link(self, host: int, direction: Direction, link: Link) -> None:
-        """Gives one direction of a host's port other properties from now on."""
-        self._core.set_link(host, direction, link._core())
-
-    def link_counters(self, host: int, direction: Direction) -> dict[str, int]:
-        """Returns packets, bytes, drops by queue and by loss, the queue, cross traffic."""
-        return self._core.link(host, direction)
-
-    def cross_traffic(
-        self,
-        host: int,
-        *,
-        rate: float,
-        length: float,
-        start: float = 0.0,
-        period: float = 0.0,
-        direction: Direction = "down",
-        train: int = 1,
-    ) -> None:
-        """Sends foreign packets into a port, in bursts.
-
-        Args:
-            host: The host of the port.
-            rate: Rate within a burst in bytes per second.
-            length: Duration of a burst in seconds.
-            start: Start of the first burst, in seconds since the start.
-            period: Seconds from one burst to the next; 0 for a single one.
-            direction: "up" or "down".
-            train: Number of packets back to back.
-        """
-        self._core.cross_traffic(
-            host,
-            direction,
-            rate=rate,
-            start_ns=_ns(start),
-            length_ns=_ns(length),
-            period_ns=_ns(period),
-            train=train,
-        )
-
-    def tcp_flow(
-        self,
-        host: int,
-        *,
-        start: float = 0.0,
-        end: float | None = None,
-        round_trip: float = 200e-6,
-        direction: Direction = "down",
-    ) -> int:
-        """Adds a flow of TCP Reno into a port, which grows until packets are lost and yields then.
-
-        Args:
-            host: The host of the port.
-            start: Seconds since the fabric's start.
-            end: When it ends, in seconds since the start; None for never.
-            round_trip: Round-trip time in seconds, without the port's queue.
-            direction: "up" or "down".
-
-        Returns:
-            The flow's index, for `flow`.
-        """
-        return self._core.add_flow(
-            host,
-            direction,
-            start_ns=_ns(start),
-            end_ns=-1 if end is None else _ns(end),
-            round_ns=_ns(round_trip),
-        )
-
-    def flow(self, index: int) -> dict[str, int]:
-        """Returns the packets, drops and delivered bytes of a flow so far."""
-        return self._core.flow(index)
-
-    def set_clock(self, host: int, ppm: float) -> None:
-        """Makes a host's clock run faster, by millionths (-1000 to 1000); before the run only."""
-        self._core.set_clock(host, ppm)
-
-    def pause(self, host: int) -> None:
-        """Stops the process of a host; its socket buffer fills."""
-        self._core.pause(host)
-
-    def resume(self, host: int, *, clock_stood: bool = False) -> None:
-        """Continues the process of a host.
-
-        Args:
-            host: The host.
-            clock_stood: Whether its clock stood still, as that of a suspended virtual machine.
-        """
-        self._core.resume(host, clock_stood)
-
-    def jump_clock(self, host: int, seconds: float) -> None:
-        """Sets a host's clock forward, as the move of a virtual machine to another host does."""
-        self._core.jump_clock(host, _ns(seconds))
-
-    def restart(self, host: int, session: int) -> None:
-        """Starts the process of a host anew, in another session than the one it was in.
-
-        The first call with a session's tag begins the job anew: ops are numbered from 0 again, and
-        those of the session before, with their results, are forgotten. Packets under way stay.
-
-        Args:
-            host: The host.
-            session: Session tag, the same for all hosts of the new job.
-        """
-        self._core.restart(host, session)
-
-    def cut(self, source: int, destination: int, cut: bool = True) -> None:
-        """Drops all packets from one host to another from now on, or ends that."""
-        self._core.cut(source, destination, cut)
-
-    def kill(self, host: int) -> None:
-        """Ends a host without a message to its peers."""
-        self._core.kill(host)
-
-    def partition(self, a: int, b: int) -> None:
-        """Drops all packets between two hosts from now on."""
-        self._core.partition(a, b, True)
-
-    def heal(self, a: int, b: int) -> None:
-        """Ends a `partition`."""
-        self._core.partition(a, b, False)
-
-    def inject(self, source: int, destination: int, data: bytes) -> None:
-        """Delivers a datagram with a forged source."""
-        self._core.inject(source, destination, data)
 
     # ------------------------------------------------------------------ ops
 
@@ -483,8 +287,8 @@ class Fabric:
             critical=None if critical is None else np.asarray(critical, dtype=np.uint32),
             priorities=priorities,
             stats=stats,
-            timeout_ns=_ns(timeout),
-            at_ns=_ns(at),
+            timeout_ns=ns(timeout),
+            at_ns=ns(at),
         )
 
     def all_reduce(
@@ -532,7 +336,7 @@ class Fabric:
 
     def close(self, host: int, linger: float = 2.0) -> None:
         """Makes an endpoint leave; `closed` is true once it has left."""
-        self._core.close(host, _ns(linger))
+        self._core.close(host, ns(linger))
 
     def forget(self) -> None:
         """Frees the memory of ops that all workers have finished; their results are gone."""
@@ -562,6 +366,18 @@ class Fabric:
     def failure(self, host: int) -> str:
         """Returns why an endpoint can no longer serve; "" while it can."""
         return self._core.failure(host)
+
+    def unheard(self, source: int, destination: int) -> float:
+        """Returns how long one host at most heard nothing of another, as the wire lost it all.
+
+        Args:
+            source: The host that was not heard.
+            destination: The host that heard nothing.
+
+        Returns:
+            Seconds; 0 where too few datagrams were lost to explain a silence.
+        """
+        return self._core.unheard_ns(source, destination) * 1e-9
 
     def closed(self, host: int) -> bool:
         """Returns whether an endpoint has left, and its peers know it."""

@@ -20,7 +20,7 @@ PATIENCE = 0.7
 MEETING = 0.3
 """Seconds before the first op and the first fault: endpoints have met by then, unless much is lost,
 and a peer that has never answered is not missed before the op's time-out."""
-MOST_EVENTS = 30_000_000
+MOST_EVENTS = 8_000_000
 """Events of a life; more are a storm."""
 
 
@@ -98,6 +98,7 @@ def network(life: Life) -> tuple[Fabric, Ports]:
         ping_interval=life.ping,
         receive_buffer=max(min([1 << 20, *buffers]), 2 * life.datagram),
         memory_limit=memory(life),
+        most_events=MOST_EVENTS,
         **options,  # type: ignore[arg-type]
     )
     always = [
@@ -129,6 +130,8 @@ class Course:
         self.dead: set[int] = set()
         self.paused: set[int] = set()
         self.began: dict[Fault, float] = {}
+        self.leaving: dict[int, float] = {}
+        self.left: dict[int, float] = {}
         self._ports = ports
         self._cuts: Counter[tuple[int, int]] = Counter()  # several faults may cut one way
         self._due: list[tuple[float, int, bool, Fault]] = []
@@ -194,8 +197,6 @@ class Course:
                 self.fabric.check()
                 if not until_done and stop < until:
                     self.fabric.run(stop, until_done=False)
-            if self.fabric.events > MOST_EVENTS:
-                raise Wrong("storm", f"{self.fabric.events} events until {self.fabric.now:.3f} s")
             if stop >= until and self.next_fault() > until:
                 return False
             _, _, begins, fault = self._due.pop(0)
@@ -256,15 +257,16 @@ class Course:
                     fabric.close(host, linger=1.0)
 
 
-def explained(life: Life) -> tuple[set[str], set[int], bool]:
+def explained(life: Life, course: Course) -> tuple[set[str], set[int], bool]:
     """What errors a life may end in.
 
     Returns:
         Causes, the hosts that errors may name, and whether all kinds of error are allowed.
     """
+    longest, pairs = unheard(life, course.fabric)
     causes: set[str] = set()
     hosts: set[int] = set()
-    silent = 0.0
+    silent = longest
     for fault in life.faults:
         kind = KINDS[fault.kind]
         causes |= kind.causes
@@ -276,6 +278,11 @@ def explained(life: Life) -> tuple[set[str], set[int], bool]:
                 hosts.add(fault.peer % life.hosts)
     if silent > PATIENCE * life.peer_timeout:
         causes |= {"silence"}
+        hosts |= pairs
+    for host, began in course.leaving.items():
+        if course.left.get(host, began) - began > PATIENCE * life.peer_timeout:
+            causes |= {"left"}  # it stayed for as long as it may
+            hosts.add(host)
     never_met = life.of_kind("loss", "burst", "corrupt", "mtu", "delay", "slow")
     if causes & {"silence"} and (never_met or life.hosts > 8):
         causes |= {"timeout"}  # who has never answered is not missed before
@@ -284,9 +291,25 @@ def explained(life: Life) -> tuple[set[str], set[int], bool]:
     return causes, hosts, "any" in causes
 
 
+def unheard(life: Life, fabric: Fabric) -> tuple[float, set[int]]:
+    """How long hosts heard nothing of each other since the wire lost it all.
+
+    Returns:
+        The most seconds, and the hosts of all pairs that this can have kept apart.
+    """
+    longest, hosts = 0.0, set()
+    for source in range(life.hosts):
+        for destination in range(life.hosts):
+            seconds = fabric.unheard(source, destination)
+            longest = max(longest, seconds)
+            if seconds > PATIENCE * life.peer_timeout:
+                hosts |= {source, destination}
+    return longest, hosts
+
+
 def check_errors(life: Life, course: Course, errors: Errors) -> None:
     """Judges errors: each a rank, its completion, and when it had it."""
-    causes, hosts, anything = explained(life)
+    causes, hosts, anything = explained(life, course)
     for rank, done, when in errors:
         where = f"rank {rank} at {when:.3f} s: {done.error}"
         if anything:

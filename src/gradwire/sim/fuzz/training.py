@@ -69,6 +69,8 @@ def _step(life: Life, course: Course, job: Job, step: int) -> Errors:
             break
     if errors or course.out():
         return errors
+    if waiting := sum(not future.done() for future in futures):
+        raise Wrong("stall", f"step {step}: {waiting} buckets are not done, and nothing is pending")
     for future in futures:
         future.wait()
     for rank in range(1, life.workers):
@@ -81,11 +83,11 @@ def _step(life: Life, course: Course, job: Job, step: int) -> Errors:
 def _collect(job: Job, rank: int) -> Errors:
     """Ends the handles of one rank; returns its first error."""
     engine = job.engines[rank]
-    pending = {request.lane: op for op, request, _ in engine.pending}
+    pending = [(request.lane, op) for op, request, _ in engine.pending]
     try:
         engine.collect()
     except TransferError:
-        for lane, op in pending.items():
+        for lane, op in pending:
             done = job.fabric.completion(rank, op, lane=lane)
             if done is not None and not done.ok:
                 engine.pending.clear()

@@ -13,6 +13,8 @@ from gradwire.sim.fuzz.faults import DEADLY
 from gradwire.sim.fuzz.judge import MEETING, Course, Errors, Verdict, Wrong, check_errors, network
 from gradwire.sim.fuzz.life import Life
 
+LINGER = 0.1
+"""Share of the peer time-out for which a worker that leaves waits for peers that say nothing."""
 SESSION = 2
 """Session tag of a job that is started again."""
 
@@ -162,9 +164,11 @@ def _to_the_end(life: Life, course: Course, asked: Asked) -> None:
                 fabric.completion(worker, op, lane=lane) for op, lane in own[worker]
             ):
                 left.add(worker)
-                fabric.close(worker, linger=life.peer_timeout)
+                course.leaving[worker] = fabric.now
+                fabric.close(worker, linger=life.peer_timeout * LINGER)
             elif worker in left and worker not in gone and fabric.closed(worker):
                 gone.add(worker)
+                course.left[worker] = fabric.now
                 fabric.kill(worker)
     if missing := left - gone:
         raise Wrong("stall", f"ranks {sorted(missing)} have not left at {fabric.now:.3f} s")
