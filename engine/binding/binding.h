@@ -89,6 +89,9 @@ seal::Secret to_secret(const nb::bytes& bytes);
 
 void add_counters(nb::dict& into, const Counters& counters);
 
+// Entries as tuples: time, word, peer or None, value.
+nb::list timeline_list(const std::vector<Timeline::Entry>& entries);
+
 void bind_plan(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_chunks(nb::module_& module);

@@ -369,6 +369,19 @@ void bind_engine(nb::module_& module) {
              const nb::gil_scoped_release release;
              return engine.loop().snapshot().peers;
            })
+      .def(
+          "record",
+          [](Engine& engine, size_t entries) {
+            std::vector<std::vector<Timeline::Entry>> found;
+            {
+              const nb::gil_scoped_release release;
+              found = engine.loop().record(entries);
+            }
+            nb::list out;
+            for (const auto& each : found) out.append(timeline_list(each));
+            return out;
+          },
+          "entries"_a)
       .def("refusal", [](Engine& engine) { return refusal_of(engine.loop()); })
       .def("features", [](Engine& engine) { return features_of(engine.loop()); })
       .def("failure",

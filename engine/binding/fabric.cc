@@ -413,6 +413,15 @@ void bind_fabric(nb::module_& module) {
             return out;
           },
           "host"_a)
+      .def(
+          "record",
+          [](Fabric& f, int64_t host, size_t entries) {
+            Timeline& timeline = f.timeline(known_host(f, host));
+            const std::vector<Timeline::Entry> found = timeline.take();
+            timeline.keep(entries);
+            return timeline_list(found);
+          },
+          "host"_a, "entries"_a)
       .def("violations", &Fabric::violations)
       .def("trace", &trace_list);
 }

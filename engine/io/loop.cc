@@ -86,6 +86,7 @@ struct Loop::Impl {
   void learn_limit(uint16_t peer, uint32_t too_long);
   void refused(const Train& long_train);
   void publish();
+  void note_turn(Timeline::What what);
   void finish(const std::string& why);
   void fail(const std::string& why);
   void tell_peers(const std::string& why);
@@ -116,6 +117,8 @@ struct Loop::Impl {
   bool snapshot_wanted = false;
   uint64_t snapshots = 0;
   Snapshot last_snapshot;
+  std::optional<size_t> entries_wanted;
+  std::vector<Timeline::Entry> recorded;
   std::deque<OpReport> reports;
   std::map<uint64_t, uint64_t> open_ops;  // op -> step
   std::vector<bool> answered;
@@ -282,6 +285,16 @@ Snapshot Loop::snapshot() {
   return impl.last_snapshot;
 }
 
+std::vector<Timeline::Entry> Loop::record(size_t entries) {
+  Impl& impl = *impl_;
+  impl.require_owner();
+  impl.push_command([&] { impl.entries_wanted = entries; });
+  std::unique_lock lock(impl.mutex);
+  impl.changed.wait_for(lock, bounded(kSecond),
+                        [&] { return impl.finished || !impl.entries_wanted; });
+  return std::exchange(impl.recorded, {});
+}
+
 Failure Loop::failure() const {
   if (impl_->owner != ::getpid()) return {"a forked copy"};
   const std::lock_guard lock(impl_->mutex);
@@ -368,6 +381,7 @@ void Loop::Impl::serve() {
     if (endpoint->next_timer() <= now) endpoint->on_timer(now);
     sending = send_trains();
     hand_on_events();
+    if (endpoint->timeline().on()) note_turn(Timeline::What::turn);
     if (now >= give_up_at) break;
   }
 }
@@ -386,6 +400,11 @@ bool Loop::Impl::take_commands() {
     why.swap(given_up);
     close_now = close_wanted && !closing;
     if (snapshot_wanted) publish();
+    if (entries_wanted) {
+      recorded = endpoint->timeline().take();
+      endpoint->timeline().keep(*std::exchange(entries_wanted, {}));
+      notify();
+    }
   }
   for (OpSpec& spec : specs) {
     const uint64_t op = spec.op;
@@ -421,7 +440,20 @@ bool Loop::Impl::wait_for_work() {
   // A pacing timer stays due while the socket takes nothing, so the wait has a minimum.
   if (full) timeout = std::max(timeout, kHeldWait);
   ++counted.wakeups;
-  return poller.wait(timeout).readable;
+  if (!endpoint->timeline().on()) return poller.wait(timeout).readable;
+  if (full) endpoint->timeline().note(monotonic_now(), Timeline::What::blocked);
+  note_turn(Timeline::What::sleep);
+  const bool readable = poller.wait(timeout).readable;
+  note_turn(Timeline::What::turn);
+  return readable;
+}
+
+// Notes the processor time of this thread beside the time.
+void Loop::Impl::note_turn(Timeline::What what) {
+  timespec used{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  endpoint->timeline().note(monotonic_now(), what, Timeline::kNobody,
+                            used.tv_sec * kSecond + used.tv_nsec);
 }
 
 // Receives one batch; true when the socket may hold more.

@@ -64,6 +64,9 @@ class Loop {
 
   void set_drop(const DropOptions& options);
   Snapshot snapshot();
+  // Keeps so many entries of the engine's timeline from now on (0: none); returns those since the
+  // last call.
+  std::vector<Timeline::Entry> record(size_t entries);
   Failure failure() const;
 
   // Fails the endpoint for a reason of the caller's, which the peers are told.

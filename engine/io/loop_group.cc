@@ -275,6 +275,12 @@ Snapshot LoopGroup::snapshot() {
   return sum;
 }
 
+std::vector<std::vector<Timeline::Entry>> LoopGroup::record(size_t entries) {
+  std::vector<std::vector<Timeline::Entry>> found;
+  for (const auto& loop : loops_) found.push_back(loop->record(entries));
+  return found;
+}
+
 Failure LoopGroup::failure() {
   if (loops_.size() == 1) return loops_[0]->failure();
   spread_failure();

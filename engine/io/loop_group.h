@@ -45,6 +45,8 @@ class LoopGroup {
   void set_drop(const DropOptions& options);
   // The sum of all loops: what they have counted together, and of each peer what holds for all.
   Snapshot snapshot();
+  // The timeline of each loop.
+  std::vector<std::vector<Timeline::Entry>> record(size_t entries);
   // The first failure of any loop.
   Failure failure();
   void fail(const std::string& why);

@@ -133,6 +133,7 @@ class Fabric {
   const OpReport* report(uint16_t worker, uint64_t op) const;  // null while it runs
   const std::vector<float>* data(uint16_t worker, uint64_t op) const;
   Nanos finished_at(uint16_t worker, uint64_t op) const;
+  Timeline& timeline(uint16_t host) { return hosts_.at(host).endpoint->timeline(); }
   const std::string& failure(uint16_t host) const { return hosts_[host].failure; }
   bool closed(uint16_t host) const { return hosts_[host].closed; }
   Counters counters(uint16_t host) const { return hosts_[host].endpoint->counters(); }

@@ -155,3 +155,22 @@ def test_the_ports_of_a_range_are_taken_in_order() -> None:
             engine(engines=2, ports=taken)
         with contextlib.closing(engine(engines=2, ports=[*taken, 0, 0])) as second:
             assert not {port for _, port in second.addresses} & set(taken)
+
+
+def test_every_thread_keeps_a_timeline_while_it_is_asked_to() -> None:
+    with job(2, engines=2) as engines:
+        assert engines[0].record(10_000) == [[], []]
+        completed(engines, 0, plan(100_000), gradients(2, 100_000))
+        for entries in engines[0].record(3):
+            words = [what for _, what, _, _ in entries]
+            assert words.index("begun") < words.index("sent") < words.index("ended")
+            assert {"read", "turn", "sleep"} <= set(words)
+            bytes_sent = sum(value for _, what, _, value in entries if what == "sent")
+            assert bytes_sent > 1.9 * 100_000  # half of the values, out and back, on two threads
+            assert [time for time, *_ in entries] == sorted(time for time, *_ in entries)
+        completed(engines, 1, plan(100_000), gradients(2, 100_000))
+        for entries in engines[0].record(0):
+            assert len(entries) == 3
+            assert entries[-1][1] == "full"
+        completed(engines, 2, plan(100_000), gradients(2, 100_000))
+        assert engines[0].record(0) == [[], []]

@@ -310,6 +310,14 @@ class Engine:
         """Returns counters: packets and bytes, retransmissions, drops, rtprop_ns, btlbw, …."""
     def peers(self) -> list[Peer]:
         """Returns what this engine knows of each peer with which it exchanges data."""
+    def record(self, entries: int) -> list[list[tuple[int, str, int | None, int]]]:
+        """Keeps so many entries of each thread's timeline from now on; 0 for none.
+
+        Returns:
+            The entries of each thread since the last call: when, what, with which endpoint or none,
+            and a value (engine/proto/base/timeline.h says which); times and durations in
+            nanoseconds.
+        """
     def refusal(self) -> str:
         """Returns why the kernel refused datagrams, and how many; "" where it refused none."""
     def features(self) -> dict[str, bool | int]:
@@ -461,6 +469,7 @@ class Fabric:
     def unheard_ns(self, source: int, destination: int) -> int: ...
     def closed(self, host: int) -> bool: ...
     def counters(self, host: int) -> dict[str, float]: ...
+    def record(self, host: int, entries: int) -> list[tuple[int, str, int | None, int]]: ...
     def violations(self) -> list[str]: ...
     def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int, int]]: ...
 

@@ -68,6 +68,12 @@ void Endpoint::limit(uint16_t peer, uint32_t bytes, Nanos now) {
 // ---- the clock
 
 void Endpoint::on_timer(Nanos now) {
+  if (timeline_.on()) {
+    // What was due before the last call is not late: it became due meanwhile.
+    const Nanos due = next_timer();
+    timeline_.note(now, Timeline::What::timer, Timeline::kNobody,
+                   due > due_.last_timer ? std::min(due, now) : now);
+  }
   // This process was suspended, so the silence is its own and not its peers'.
   if (now - due_.last_timer > port_.config.ping_interval * 4) {
     for (Path* path : paths_) {

@@ -21,6 +21,7 @@
 #include "proto/base/counters.h"
 #include "proto/base/failure.h"
 #include "proto/base/time.h"
+#include "proto/base/timeline.h"
 #include "proto/base/train.h"
 #include "proto/op/admission.h"
 #include "proto/op/op.h"
@@ -99,6 +100,7 @@ class Endpoint {
   Counters counters() const;
   std::vector<PeerState> peers(Nanos now) const;
   const Failure& failure() const { return failure_; }
+  Timeline& timeline() { return timeline_; }
 
  private:
   // Due is when which path needs something, as of the last catch_up().
@@ -150,6 +152,9 @@ class Endpoint {
   bool next_train(Nanos now, Train& train, bool urgent);
   bool next_chunks(Nanos now, Train& train);
   void repeat(Nanos now);
+  void note_sent(const Train& train, Nanos now);
+  void note_stops(Nanos now);
+  Timeline::What why_none_goes(const Path& path) const;
 
   // ops.cc: ops begin, go on and end
   void act(Op& op, Nanos now);
@@ -174,6 +179,8 @@ class Endpoint {
   std::deque<Event> events_;
   Failure failure_;
   Leaving leaving_;
+  Timeline timeline_;
+  Timeline::What hindrance_ = Timeline::What::pace;  // what kept all trains from going last
 };
 
 }  // namespace gradwire

@@ -45,6 +45,8 @@ void Endpoint::act(Op& op, Nanos now) {
     OpCost& cost = out.report->cost;
     cost.rtprop = port_.counters.now.rtprop = paths_.rtprop();
     cost.btlbw = port_.btlbw();
+    if (timeline_.on())
+      timeline_.note(now, Timeline::What::ended, Timeline::kNobody, static_cast<int64_t>(op.id));
     emit(Event::Type::op_done, 0, std::move(*out.report));
   }
   out.clear();
@@ -65,6 +67,8 @@ Op& Endpoint::make_op(OpSpec spec, bool works, Nanos now) {
 void Endpoint::begin(Admission::Own own, Nanos now) {
   const uint64_t id = own.spec.op;
   ++ops_.lane(id).next;
+  if (timeline_.on())
+    timeline_.note(now, Timeline::What::begun, Timeline::kNobody, static_cast<int64_t>(id));
   Op& op = make_op(std::move(own.spec), true, own.since);
   op.begin(paths_.longest_datagram(), now);
   act(op, now);

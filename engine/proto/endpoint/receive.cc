@@ -49,6 +49,7 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
   }
   port_.memory.arriving = nullptr;
   if (packets == 0) return;
+  if (timeline_.on()) timeline_.note(now, Timeline::What::read, source, arrival);
   end_run(*path, run, now);
   port_.counters.packets_received += packets;
   port_.counters.bytes_received += bytes;

@@ -69,6 +69,8 @@ class Op {
   bool in_passes(wire::Kind kind) const {
     return probes() && (kind == wire::Kind::push || spec.plan.pull == Pull::lossy);
   }
+  // Chunks are summed here, and some of the sums are not complete.
+  bool lacks_sums() const { return aggregator_ && !aggregator_->sum().all_final(); }
   bool all_opened() const { return aggregator_ && aggregator_->sum().all_opened(); }
   // The own worker's chunks are encoded before they are sent.
   bool encodes() const { return worker_ && !spec.data.are_payloads(spec.plan.format); }

@@ -391,6 +391,15 @@ class Fabric(Network):
         """
         return self._core.counters(host)
 
+    def record(self, host: int, entries: int) -> list[tuple[int, str, int | None, int]]:
+        """Keeps so many entries of an endpoint's timeline from now on; 0 for none.
+
+        Returns:
+            The entries since the last call, as `gradwire.transport.transfer.Engine.record` has
+            them.
+        """
+        return self._core.record(host, entries)
+
     def trace(self) -> list[Sent]:
         """Returns the first datagrams that were sent, as many as the argument `trace` asked for."""
         return [Sent(*entry) for entry in self._core.trace()]

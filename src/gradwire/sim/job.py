@@ -101,6 +101,10 @@ class VirtualEngine(Engine):
         """Returns the endpoint's counters."""
         return self._fabric.counters(self._rank)
 
+    def record(self, entries: int) -> list[list[tuple[int, str, int | None, int]]]:
+        """Keeps a timeline of the endpoint."""
+        return [self._fabric.record(self._rank, entries)]
+
     def set_drop(self, rate: float, burst: float, seed: int) -> None:
         """Refuses: the loss of a virtual network is that of its links (`Job.uplinks`)."""
         raise GradwireError(

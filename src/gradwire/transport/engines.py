@@ -166,6 +166,10 @@ class SharedEngine(Engine):
         native = self.native
         return dict(self._totals if native is None else native.counters())
 
+    def record(self, entries: int) -> list[list[tuple[int, str, int | None, int]]]:
+        native = self.native
+        return [] if native is None else native.record(entries)
+
     def state(self) -> dict[str, Any]:
         """Returns the engine's state, as `gradwire.live` offers it; raises once it is closed."""
         native = self.native

@@ -214,6 +214,17 @@ class Engine(Protocol):
     def counters(self) -> dict[str, float]:
         """Returns the engine's counters."""
 
+    def record(self, entries: int) -> list[list[tuple[int, str, int | None, int]]]:
+        """Keeps a timeline of what the engine does, and why it stops, for the lab.
+
+        Args:
+            entries: The most that each engine thread keeps from now on; 0 for none.
+
+        Returns:
+            The entries of each thread since the last call: the time in nanoseconds, what happened,
+            with which endpoint or None, and a value.
+        """
+
     def set_drop(self, rate: float, burst: float, seed: int) -> None:
         """Injects loss of DATA packets in the receive path."""
 
