@@ -16,6 +16,7 @@ from gradwire_lab.bench.encodings import NETWORKS as QUIET
 from gradwire_lab.bench.encodings import run_encodings
 from gradwire_lab.bench.fsdp import run_fsdp
 from gradwire_lab.bench.host_ranks import run_host_ranks
+from gradwire_lab.bench.idle_command import idle
 from gradwire_lab.bench.kernel_command import kernel
 from gradwire_lab.bench.net import run_case
 from gradwire_lab.bench.networks_command import networks
@@ -33,6 +34,7 @@ from gradwire_lab.study.command import accuracy
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(accuracy)
 app.command()(faults)
+app.command()(idle)
 app.command()(kernel)
 app.command()(networks)
 app.command()(page)

@@ -32,16 +32,20 @@ class GradwireAllReduce:
         bfloats: bool = False,
         settings: Mapping[str, object] | None = None,
         group: str = "world",
+        entries: int = 0,
     ) -> None:
         """Choose the plan, see `make_plan`, or take the buffer's memory as bfloat16.
 
         Args:
             settings: those that differ from what the environment says.
             group: its name, another one for each settings in a store.
+            entries: how many of the engine's timeline a round may have, which its details then
+                hold; 0 for none.
         """
         self._group = group
         self._settings = Settings.build(settings)
         self._bfloats = bfloats
+        self._entries = entries
         self._bound, self._spend, self._pull = bound, spend, pull
         self._encoding = encoding
         self._delivered: list[float] = []
@@ -58,18 +62,21 @@ class GradwireAllReduce:
                 timeout_s=ROUND_TIMEOUT,
             )
         )
+        if self._entries:
+            self._rounds.record(self._entries)
 
-    def run_round(self, buffer: torch.Tensor) -> None:
+    def run_round(self, buffer: torch.Tensor) -> dict[str, Any] | None:
         assert self._rounds is not None
         if self._bfloats:
             self._rounds.run(
                 as_bfloats(buffer), TransferPlan.whole(2 * buffer.numel(), encoding="bf16")
             )
-            return
+            return None
         plan = make_plan(
             buffer.numel(), self._bound, self._spend, self._pull, self._rounds.step, self._encoding
         )
         self._delivered.append(min(self._rounds.run(buffer, plan).delivered))
+        return {"timeline": self._rounds.record(self._entries)} if self._entries else None
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         total = sum(inputs.values())

@@ -56,6 +56,11 @@ class Rounds:
         self._retransmissions += report.retransmissions
         return report
 
+    def record(self, entries: int) -> list[list[tuple[int, str, int | None, int]]]:
+        """Keep a timeline of the engine, as `gradwire.transport.transfer.Engine.record` does."""
+        engine = self._communicator.engine
+        return [] if engine is None else engine.record(entries)
+
     def report(self) -> dict[str, Any]:
         return {
             "engine": self._communicator.counters(),
