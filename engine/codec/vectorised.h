@@ -9,6 +9,14 @@
 #define GRADWIRE_VECTORISED
 #endif
 
+// GRADWIRE_INDEPENDENT marks a loop that may write what it reads, but only at the same place: the
+// compiler need not compare addresses before it vectorises.
+#if defined(__clang__)
+#define GRADWIRE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define GRADWIRE_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace gradwire {
 
 // LooseFloat is read from any address; the compiler vectorises such reads.

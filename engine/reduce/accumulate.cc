@@ -14,6 +14,8 @@ namespace gradwire::reduce {
 
 // Elements that are summed at a time: a chunk of most datagrams.
 constexpr size_t kBlock = 512;
+// Contributions that are summed at once.
+constexpr size_t kFew = 4;
 
 GRADWIRE_VECTORISED void add(float* __restrict sum, const void* in, size_t count) {
   const LooseFloat* __restrict values = static_cast<const LooseFloat*>(in);
@@ -27,22 +29,46 @@ GRADWIRE_VECTORISED void add_pair(float* __restrict sum, const void* a, const vo
   for (size_t i = 0; i < count; ++i) sum[i] = left[i] + right[i];
 }
 
+// Sums that are read and written once: out = (parts[0] + parts[1] + …) * factor, of four at most.
+GRADWIRE_VECTORISED static void add_few(float* out, std::span<const void* const> parts,
+                                        float factor, size_t count) {
+  const auto part = [parts](size_t i) {
+    return static_cast<const LooseFloat*>(parts[std::min(i, parts.size() - 1)]);
+  };
+  const LooseFloat* const a = part(0);
+  const LooseFloat* const b = part(1);
+  const LooseFloat* const c = part(2);
+  const LooseFloat* const d = part(3);
+  if (parts.size() == 1) {
+    GRADWIRE_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) out[i] = a[i] * factor;
+  } else if (parts.size() == 2) {
+    GRADWIRE_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) out[i] = (a[i] + b[i]) * factor;
+  } else if (parts.size() == 3) {
+    GRADWIRE_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) out[i] = (a[i] + b[i] + c[i]) * factor;
+  } else {
+    GRADWIRE_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) out[i] = (a[i] + b[i] + c[i] + d[i]) * factor;
+  }
+}
+
 void add_run(float* out, std::span<const void* const> parts, float factor, size_t count) {
+  if (parts.size() <= kFew) return add_few(out, parts, factor, count);
   std::array<float, kBlock> sum;
   for (size_t at = 0; at < count; at += kBlock) {
     const size_t block = std::min(kBlock, count - at);
-    const auto values = [at](const void* part) {
-      return static_cast<const uint8_t*>(part) + codec::f32_bytes(at);
-    };
-    if (parts.size() == 1)
-      std::memcpy(sum.data(), values(parts[0]), codec::f32_bytes(block));
-    else
-      add_pair(sum.data(), values(parts[0]), values(parts[1]), block);
-    for (size_t i = 2; i < parts.size(); ++i) add(sum.data(), values(parts[i]), block);
-    if (factor == 1.0f)
-      std::memcpy(out + at, sum.data(), codec::f32_bytes(block));
-    else
-      write_scaled(out + at, sum.data(), factor, block);
+    std::array<const void*, kFew> few;
+    size_t had = 0;
+    for (size_t i = 0; i < parts.size();) {
+      for (; had < kFew && i < parts.size(); ++i)
+        few[had++] = static_cast<const uint8_t*>(parts[i]) + codec::f32_bytes(at);
+      const bool last = i == parts.size();
+      add_few(last ? out + at : sum.data(), {few.data(), had}, last ? factor : 1.0f, block);
+      few[0] = sum.data();
+      had = 1;
+    }
   }
 }
 

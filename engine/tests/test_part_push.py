@@ -597,20 +597,26 @@ def test_an_exact_sum_reads_the_own_values_of_rank_0_when_those_of_rank_1_come(
         assert sums.result(chunk) == [3.0] * grid.length(chunk)
 
 
-@pytest.mark.parametrize("here", [0, 1, 2])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_exact_results_replace_the_own_values_in_one_pass(here: int, order: Any) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "here"), [(2, 0), (3, 0), (3, 1), (3, 2), (4, 1), (5, 4), (9, 3)]
+)
+@pytest.mark.parametrize("back", [False, True])
+def test_exact_results_replace_the_own_values_in_one_pass(
+    ranks: int, here: int, back: bool
+) -> None:
     plan, grid = plan_of((1, 0.0), scale=0.3)
-    values = np.random.default_rng(1).standard_normal((3, CHUNK)).astype(np.float32)
+    values = np.random.default_rng(1).standard_normal((ranks, CHUNK)).astype(np.float32)
     own = values[here].copy()
-    sums = Aggregator(plan, grid, 0, 3, Memory(1 << 20), here=here, own=own)
+    sums = Aggregator(plan, grid, 0, ranks, Memory(1 << 20), here=here, own=own)
     sums.open(here, [], 0)
-    for rank in order:
-        if rank != here:
-            assert np.array_equal(own, values[here])  # until the last one comes
-            assert sums.add(rank, 0, values[rank].tobytes(), False, 0) == Added.counted
+    for rank in sorted(set(range(ranks)) - {here}, reverse=back):
+        assert np.array_equal(own, values[here])  # until the last one comes
+        assert sums.add(rank, 0, values[rank].tobytes(), False, 0) == Added.counted
     assert sums.all_final()
-    total = ((values[0] + values[1]) + values[2]) * np.float32(0.3)
+    total = values[0]
+    for each in values[1:]:
+        total = total + each
+    total *= np.float32(0.3)
     assert own.tobytes() == total.tobytes()
     assert sums.result(0) == total.tolist()
 
