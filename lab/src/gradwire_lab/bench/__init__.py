@@ -29,6 +29,7 @@ from gradwire_lab.bench.transport_command import transport
 from gradwire_lab.bench.wires import wires
 from gradwire_lab.contest.measure import CONVENTION
 from gradwire_lab.faults.command import faults
+from gradwire_lab.faults.soak import soak
 from gradwire_lab.study.command import accuracy
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -38,6 +39,7 @@ app.command()(idle)
 app.command()(kernel)
 app.command()(networks)
 app.command()(page)
+app.command()(soak)
 app.command()(wires)
 app.command()(transport)
 

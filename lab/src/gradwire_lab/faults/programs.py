@@ -27,6 +27,7 @@ from gradwire.core.errors import GradwireError, RendezvousError, TransferError
 from gradwire.core.settings import Settings
 from gradwire.server import serve
 from gradwire_lab.contest.fingerprint import fingerprint
+from gradwire_lab.faults.soak_rank import SoakRank
 from gradwire_lab.faults.strikes import Strike, engine_socket
 
 INPUTS, WIDTH = 64, 1024
@@ -53,9 +54,13 @@ class Tell:
         with self._lock:
             self._channel.sendall(line.encode())
 
-    def wait(self) -> None:
-        """Wait until the ground closes the channel, as it does at a job's end."""
-        self._channel.recv(1)
+    def wait(self) -> bool:
+        """Wait until the ground says to go on, or closes the channel, as it does at a job's end.
+
+        Returns:
+            Whether to go on.
+        """
+        return bool(self._channel.recv(1))
 
 
 def store(config: Config, tell: Tell) -> int:
@@ -255,10 +260,23 @@ def rank(config: Config, tell: Tell) -> int:
     return Rank(config, tell).run()
 
 
+def soak(config: Config, tell: Tell) -> int:
+    """Be one rank of a soak, in one life after another."""
+    os.environ["RANK"] = str(config["rank"])
+    os.environ["WORLD_SIZE"] = str(config["world"])
+    rank, life = SoakRank(config, _join(config), tell), config["life"]
+    while True:
+        rank.live(life)
+        if not tell.wait():
+            return 0
+        life += 1
+
+
 PROGRAMS: dict[str, Callable[[Config, Tell], int]] = {
     "store": store,
     "server": server,
     "rank": rank,
+    "soak": soak,
 }
 
 __all__ = ["PROGRAMS", "Tell"]
