@@ -173,7 +173,7 @@ def _total(counters: list[Mapping[str, float]], *keys: str) -> float:
 def _profiled(folder: Path, name: str) -> Iterator[None]:
     """Let ``perf`` sample the machine; a later turn of the same name replaces the earlier one."""
     data = folder / f"{name.replace(', ', '-').replace(' ', '')}.data"
-    command = ["perf", "record", "-a", "-g", "-F", "997", "-o", str(data)]
+    command = ["perf", "record", "-e", "cpu-clock", "-a", "-g", "-F", "997", "-o", str(data)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as perf:
         try:
             yield
