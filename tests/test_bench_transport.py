@@ -17,11 +17,13 @@ from gradwire_lab.network.presets import MAX_TRAIN
 
 def test_the_quick_grid_has_the_cells_of_the_marks() -> None:
     found = quick_grounds("on")
-    assert sum(len(ground.sizes) for ground in found) == 30
+    assert sum(len(ground.sizes) for ground in found) == 37
     assert {(ground.network.name, ground.ranks) for ground in found} == {
         ("unshaped", 2),
         ("unshaped", 4),
         ("unshaped", 8),
+        ("unshaped-9000", 4),
+        ("loopback", 2),
         ("10g", 4),
         ("5g", 4),
         ("1g", 4),

@@ -24,6 +24,7 @@ from gradwire_lab.network import (
     Network,
     Preset,
 )
+from gradwire_lab.network.wire import Wire
 from lab_processes import ENVIRONMENT, alive, own_and_kill, wait_until_dead
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
@@ -322,3 +323,30 @@ def test_an_ordinary_user_can_do_it_too(user: int, capabilities: str) -> None:
     if asked.stdout.strip() != "None":
         pytest.skip(asked.stdout.strip())
     own_and_kill([*drop, sys.executable, "-c", OWNER], 6)
+
+
+SENDS_LONG = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO
+if len(sys.argv) == 2:
+    sock.bind((sys.argv[1], 7))
+    sock.settimeout(20)
+    print("ready", flush=True)
+    print(len(sock.recv(1 << 16)))
+else:
+    sock.sendto(bytes(8972), (sys.argv[1], 7))
+"""
+
+
+def test_a_network_carries_packets_of_its_mtu() -> None:
+    preset = Preset("long", 0, 1 << 24, 72 * 1024, offloads=True, mtu=9000)
+    with Network(2, preset) as network:
+        program = [sys.executable, "-c", SENDS_LONG, network.address(1)]
+        receiver = network.spawn(1, program, stdout=subprocess.PIPE, text=True)
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        assert network.spawn(0, [*program, "send"]).wait(20) == 0
+        assert receiver.stdout.readline() == "8972\n"
+    with pytest.raises(ValueError, match="9000"):
+        Network(2, preset, wires={0: Wire()})

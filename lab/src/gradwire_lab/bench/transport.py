@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gradwire_lab.bench.transport_grid import Ground, contestants, takes_part
+from gradwire_lab.bench.transport_grid import LOOPBACK, Ground, contestants, takes_part
 from gradwire_lab.contest.measure import environment, percentile, processor_time
 from gradwire_lab.contest.race import GLOO, Entry, Race, Round
 from gradwire_lab.network.network import Network
@@ -44,8 +44,15 @@ def run_ground(
     """
     entries = contestants(ground.network, names, kinds)
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(Network(ground.ranks, ground.network))
-        race = Race(network, entries, max(ground.sizes), round_seconds=_ROUND_SECONDS)
+        together = ground.network.name == LOOPBACK
+        network = stack.enter_context(Network(1 if together else ground.ranks, ground.network))
+        race = Race(
+            network,
+            entries,
+            max(ground.sizes),
+            round_seconds=_ROUND_SECONDS,
+            ranks_a_host=ground.ranks if together else 1,
+        )
         stack.push(race.__exit__)
         return [
             _cell(race, ground, size, entries, blocks, progress, profile) for size in ground.sizes

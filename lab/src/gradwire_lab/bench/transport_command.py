@@ -78,7 +78,8 @@ def transport(
 ) -> None:
     """Sum buffers over quiet networks by Gloo and gradwire in turn; ratios are Gloo's time over it.
 
-    "floor" sends and receives the same bytes over UDP, unacknowledged, and sums nothing.
+    "unshaped-9000" has an MTU of 9,000 bytes, and in "loopback" all ranks are on one host. "floor"
+    sends and receives the same bytes over UDP, unacknowledged, and sums nothing.
     """
     from gradwire_lab.bench.transport import run_ground
 

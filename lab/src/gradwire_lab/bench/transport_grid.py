@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gradwire_lab.bench.cases import gradwire_all_reduce
 from gradwire_lab.contest.race import GLOO, Entry
-from gradwire_lab.network.presets import KIB, Preset
+from gradwire_lab.network.presets import ETHERNET_MTU, KIB, Preset
 
 _CONTESTANTS = "gradwire_lab.contest"
 _MIB = 1024 * KIB
@@ -27,16 +27,23 @@ OFFLOADS = {"on": (True, True), "off": (False, True), "tso": (True, False)}
 """Whether trains pass whole, and whether those of UDP do."""
 
 
-def port(name: str, rate: int, queue: int) -> Preset:
+LOOPBACK = "loopback"
+"""The network of ranks that are all on one host."""
+_LONG_MTU = 9000
+
+
+def port(name: str, rate: int, queue: int, mtu: int = ETHERNET_MTU) -> Preset:
     """Return the preset of ports with a rate in bits per second and a queue in bytes."""
     bucket = max(round(rate * _BUCKET_SECONDS / 8), 72 * KIB)
-    return Preset(name, rate, queue, bucket, offloads=True)
+    return Preset(name, rate, queue, bucket, offloads=True, mtu=mtu)
 
 
 NETWORKS = {
     preset.name: preset
     for preset in (
         port("unshaped", 0, 16 * _MIB),
+        port("unshaped-9000", 0, 16 * _MIB, _LONG_MTU),
+        port(LOOPBACK, 0, 16 * _MIB, _LONG_MTU),
         port("10g", 10_000_000_000, 2 * _MIB),
         port("5g", 5_000_000_000, _MIB),
         port("1g", 1_000_000_000, 256 * KIB),
@@ -97,6 +104,8 @@ def quick_grounds(offloads: str) -> list[Ground]:
     found = []
     for ranks, sizes in unshaped.items():
         found += grounds(["unshaped"], [ranks], sizes, offloads)
+    found += grounds(["unshaped-9000"], [4], [_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB], offloads)
+    found += grounds([LOOPBACK], [2], [_MIB, 16 * _MIB, 64 * _MIB], offloads)
     return found + grounds(["10g", "5g", "1g"], [4], shaped, offloads)
 
 
@@ -127,7 +136,7 @@ def contestants(
         gradwire_all_reduce("f16", encoding="f16"),
         gradwire_all_reduce("int8", encoding="int8"),
         Entry("adaptive", f"{_CONTESTANTS}.gradwire_adaptive:GradwireAdaptive"),
-        Entry("floor", f"{_CONTESTANTS}.floor:Floor", {"queue": queue}),
+        Entry("floor", f"{_CONTESTANTS}.floor:Floor", {"queue": queue, "mtu": network.mtu}),
         Entry("gloo bf16", f"{_CONTESTANTS}.gloo:GlooAllReduce", {"bfloats": True}),
         gradwire_all_reduce("bf16", bfloats=True),
     )

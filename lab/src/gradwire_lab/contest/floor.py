@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _UDP_SEGMENT, _UDP_GRO = 103, 104
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-_DATAGRAM, _PAYLOAD = 1472, 1440
-_MOST_DATAGRAMS = 44  # 64 KiB
+_HEADERS, _CHUNK_HEADER = 28, 32
+_LONGEST_TRAIN = 65_000
 _RECEIVED_AT_ONCE = 4
 _BLOCKED_SECONDS = 50e-6
 _QUIET_SECONDS = 0.05
@@ -36,13 +36,15 @@ class Floor:
     alike, so that takes the place of acknowledgements and keeps queues from overflowing.
     """
 
-    def __init__(self, queue: int = 0) -> None:
-        """Choose the window.
+    def __init__(self, queue: int = 0, mtu: int = 1500) -> None:
+        """Choose window and datagrams.
 
         Args:
             queue: bytes of a port's queue, which hold the windows of all peers; 0 where ports have
                 no rate.
+            mtu: bytes of the longest IP packet.
         """
+        self._datagram = mtu - _HEADERS
         self._queue = queue
         self._peers: list[tuple[str, int]] = []
         self._counts = {"packets_sent": 0, "send_calls": 0, "receive_calls": 0, "wakeups": 0}
@@ -50,8 +52,8 @@ class Floor:
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         self._window = self._queue // (world - 1) or _UNSHAPED_WINDOW
-        train = min(_MOST_DATAGRAMS, max(1, self._window // 4 // _DATAGRAM))
-        self._train = train * _DATAGRAM
+        train = min(_LONGEST_TRAIN, self._window // 4) // self._datagram
+        self._train = max(1, train) * self._datagram
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         for forced, plain, size in (
@@ -62,7 +64,7 @@ class Floor:
                 self._socket.setsockopt(socket.SOL_SOCKET, forced, size)
             except PermissionError:
                 self._socket.setsockopt(socket.SOL_SOCKET, plain, size)
-        self._socket.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, _DATAGRAM)
+        self._socket.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, self._datagram)
         self._socket.setsockopt(socket.IPPROTO_UDP, _UDP_GRO, 1)
         self._socket.bind((os.environ[ADDRESS_VARIABLE], 0))
         host, port = self._socket.getsockname()
@@ -77,8 +79,8 @@ class Floor:
     def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any]:
         size = buffer.numel() * buffer.element_size()
         shard = -(-size // (len(self._peers) + 1))
-        datagrams = 2 * -(-shard // _PAYLOAD)
-        each = datagrams * _DATAGRAM
+        datagrams = 2 * -(-shard // (self._datagram - _CHUNK_HEADER))
+        each = datagrams * self._datagram
         everything = each * len(self._peers)
         bytes_there = memoryview(bytes(self._train))
         sent, received, offset = 0, 0, 0

@@ -83,11 +83,12 @@ class Race(Job):
         env: Mapping[str, str] | None = None,
         round_seconds: float = _ROUND_SECONDS,
         pause: float = 0.0,
+        ranks_a_host: int = 1,
     ) -> None:
-        """Start a rank on every host (not on the extra ones) and set all contestants up.
+        """Start ranks on every host (not on the extra ones) and set all contestants up.
 
         Args:
-            network: the hosts; rank k runs on host k.
+            network: the hosts; the ranks of a host follow each other.
             entries: the contestants, with different names.
             size: bytes of each rank's buffer, a multiple of 4.
             pause: seconds before each round, in which a job would compute.
@@ -105,7 +106,9 @@ class Race(Job):
         self._pause = pause
         self._verified: set[tuple[str, int]] = set()
         worker, entered = "gradwire_lab.contest.race_worker", [asdict(entry) for entry in entries]
-        super().__init__(network, worker, round_seconds, env=env, bytes=size, entries=entered)
+        super().__init__(
+            network, worker, round_seconds, ranks_a_host, env=env, bytes=size, entries=entered
+        )
 
     def run(
         self,

@@ -21,7 +21,7 @@ from gradwire_lab.network.addresses import (
 from gradwire_lab.network.channel import Channel, LabUnavailable
 from gradwire_lab.network.helper import helper_command
 from gradwire_lab.network.leaves import Leaves
-from gradwire_lab.network.presets import NETWORK_A, Preset
+from gradwire_lab.network.presets import ETHERNET_MTU, NETWORK_A, Preset
 from gradwire_lab.network.stats import PortStats, port_stats
 from gradwire_lab.network.wire import Wire, WireStats, wire_stats
 
@@ -90,6 +90,8 @@ class Network:
             raise ValueError(f"ports: hosts are 0 to {hosts - 1}")
         if any(port.offloads != preset.offloads for port in ports.values()):
             raise ValueError("ports: offloads are on or off for all hosts")
+        if preset.mtu != ETHERNET_MTU and (ecn or leaves or wires):
+            raise ValueError(f"mtu={preset.mtu}: with ecn, leaves or wires it is {ETHERNET_MTU}")
         if not preset.rate and (ecn or extra_hosts or leaves):
             raise ValueError("ports without a rate allow no ecn, extra hosts or leaves")
         queues = [preset.queue, *(port.queue for port in ports.values())]

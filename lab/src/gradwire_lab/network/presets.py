@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KIB = 1024
+ETHERNET_MTU, ETHERNET_HEADER = 1500, 14
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Preset:
         udp_trains: whether trains of UDP do, too; most clouds' network cards cut them (TSO without
             USO).
         fast_hosts: whether the hosts are faster than the ports: their own way out is no bottleneck.
+        mtu: bytes of the longest IP packet.
     """
 
     name: str
@@ -31,12 +33,14 @@ class Preset:
     offloads: bool
     udp_trains: bool = True
     fast_hosts: bool = False
+    mtu: int = ETHERNET_MTU
 
     def __post_init__(self) -> None:
         if self.rate < 0 or self.queue <= 0:
             raise ValueError(f"network {self.name}: the queue must be positive, the rate 0 or more")
-        if self.bucket < MAX_FRAME:
-            raise ValueError(f"network {self.name}: bucket must hold a frame of {MAX_FRAME} bytes")
+        frame = self.mtu + ETHERNET_HEADER
+        if self.bucket < frame:
+            raise ValueError(f"network {self.name}: bucket must hold a frame of {frame} bytes")
         if self.offloads and self.bucket < MAX_TRAIN:
             raise ValueError(
                 f"network {self.name}: with offloads the bucket must hold a train of "
@@ -44,7 +48,7 @@ class Preset:
             )
 
 
-MAX_FRAME = 1514
+MAX_FRAME = ETHERNET_MTU + ETHERNET_HEADER
 """Bytes of the longest Ethernet frame."""
 
 MAX_TRAIN = 70_000

@@ -29,7 +29,7 @@ from gradwire_lab.network.kernel import CLONE_NEWNET, open_network_namespace, se
 from gradwire_lab.network.leaves import Leaves
 from gradwire_lab.network.loss_rules import LossRules
 from gradwire_lab.network.offloads import switch_offloads_off
-from gradwire_lab.network.presets import Preset
+from gradwire_lab.network.presets import ETHERNET_MTU, Preset
 from gradwire_lab.network.shaping import NO_BOTTLENECK, queue_stats, shape
 from gradwire_lab.network.switches import Switches, index_of, up
 from gradwire_lab.network.tap_links import DIRECTIONS
@@ -138,6 +138,9 @@ class Topology:
             )
         host = Host(namespace, netlink, index_of(netlink, INTERFACE), index_of(self._switch, port))
         preset = self._plan.port(number)
+        if preset.mtu != ETHERNET_MTU:
+            netlink.link("set", index=host.uplink, mtu=preset.mtu)
+            self._switch.link("set", index=host.downlink, mtu=preset.mtu)
         if not (preset.offloads and preset.udp_trains):
             switch_offloads_off(port, udp_only=preset.offloads)
             setns(namespace, CLONE_NEWNET)
