@@ -299,3 +299,17 @@ def test_forged_control_crashes_and_hangs_nobody(first: int) -> None:
             fabric.inject(source, to, head + body + rest)
             fabric.run(1e-4 * moment)
         assert fabric.run(200.0), f"seed {seed} does not end"
+
+
+def test_passes_against_a_policer_that_carries_no_train_whole_are_no_flood() -> None:
+    """Trains of two where most is lost: one of eight would be lost each time."""
+    policed = Link(police_rate=12.5e6, police_burst=2048)
+    fabric = Fabric(2, link=policed, whole_trains=True)
+    elements = 400_000
+    bounds = {"spend": "anything", "pull": "committed", "pull_bound": 0.1}
+    of = plan(elements, 0.1, control="probe", **bounds)
+    fabric.all_reduce(0, of, gradients(2, elements))
+    assert fabric.run(10.0)
+    must_be_ok(fabric)
+    dropped = sum(fabric.counters(host)["dropped_by_ports"] for host in range(2))
+    assert dropped < 50 * elements / 358
