@@ -394,6 +394,7 @@ void bind_fabric(nb::module_& module) {
           "failure",
           [](const Fabric& f, int64_t host) { return to_text(f.failure(known_host(f, host))); },
           "host"_a)
+      .def_prop_ro("met", &Fabric::met)
       .def(
           "unheard_ns",
           [](const Fabric& f, int64_t from, int64_t to) {

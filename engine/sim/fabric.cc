@@ -486,6 +486,13 @@ void Fabric::finish(Run& run, OpReport report) {
   check_op(run.spec.op);
 }
 
+bool Fabric::met() const {
+  return std::ranges::all_of(hosts_, [this](const Host& host) {
+    const std::vector<PeerState> peers = host.endpoint->peers(local(host, now_));
+    return std::ranges::all_of(peers, &PeerState::answered);
+  });
+}
+
 const OpReport* Fabric::report(uint16_t worker, uint64_t op) const {
   const auto found = by_op_.find(op);
   if (found == by_op_.end() || worker >= options_.workers) return nullptr;

@@ -142,6 +142,8 @@ class Fabric {
   uint64_t dropped_by_ports(uint16_t host) const { return hosts_[host].dropped_ports; }
   // The longest time in which `to` heard nothing of `from` since the wire lost what they sent.
   Nanos unheard(uint16_t from, uint16_t to) const { return hearing_.longest(from, to); }
+  // True when each endpoint has had an answer of each that it talks to.
+  bool met() const;
   bool broken() const { return !violations_.empty(); }
   // The invariants found broken. Finished buffers are compared once more.
   std::vector<std::string> violations();

@@ -367,6 +367,11 @@ class Fabric(Network):
         """Returns why an endpoint can no longer serve; "" while it can."""
         return self._core.failure(host)
 
+    @property
+    def met(self) -> bool:
+        """Whether each endpoint has had an answer of each that it talks to."""
+        return self._core.met
+
     def unheard(self, source: int, destination: int) -> float:
         """Returns how long one host at most heard nothing of another, as the wire lost it all.
 

@@ -188,7 +188,18 @@ KINDS: dict[str, Kind] = {
         lambda link, fault: replace(link, queue=round(fault.amount[0])),
     ),
     "policer": Kind(
-        _amounts("policer", _one(0.1, 0.3, 0.8), _one(3000, 16_000, 64_000)),
+        lambda chance, life: Fault(
+            "policer",
+            amount=(
+                chance.choice([0.1, 0.3, 0.8]),
+                max(
+                    chance.choice([16_000, 64_000, 256_000]),
+                    4 * life.hosts * (life.datagram + 42),
+                ),
+            ),
+            host=_host(chance, life),
+            direction=chance.choice(["up", "down"]),
+        ),
         lambda link, fault: replace(
             link,
             police_rate=max(link.rate * fault.amount[0], 5e5),

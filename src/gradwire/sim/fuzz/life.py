@@ -95,6 +95,11 @@ class Life:
         """Number of hosts."""
         return self.workers + self.servers
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which its ops fail; few where a rank takes no part, so that lives end."""
+        return 3.0 if self.of_kind("absent") else self.timeout
+
     def of_kind(self, *kinds: str) -> list[Fault]:
         """The faults of these kinds."""
         return [fault for fault in self.faults if fault.kind in kinds]

@@ -10,7 +10,7 @@ import numpy as np
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric
 from gradwire.sim.fuzz.faults import DEADLY
-from gradwire.sim.fuzz.judge import MEETING, Course, Errors, Verdict, Wrong, check_errors, network
+from gradwire.sim.fuzz.judge import Course, Errors, Verdict, Wrong, check_errors, network
 from gradwire.sim.fuzz.life import Life
 
 LINGER = 0.1
@@ -95,11 +95,19 @@ class Asked:
             if classes
             else None,
             stats=numbers.standard_normal(8).tolist(),
-            timeout=3.0 if life.of_kind("absent") else life.timeout,
+            timeout=life.patience,
             at=at,
         )
         self.ops.append((worker, op, lane))
         self.began[worker, op, lane] = at
+
+    def over(self) -> bool:
+        """Whether all ops are done but those of workers that are out."""
+        out = self.course.out()
+        return all(
+            worker in out or self.fabric.completion(worker, op, lane=lane) is not None
+            for worker, op, lane in self.ops
+        )
 
     def errors(self) -> Errors:
         """The errors so far; raises `Wrong` where a living worker still waits."""
@@ -127,7 +135,7 @@ def live(life: Life, verdict: Verdict) -> None:
     course = Course(life, fabric, ports)
     asked = Asked(life, fabric, course)
     for worker in range(life.workers):
-        asked.ask(worker, life.steps, MEETING)
+        asked.ask(worker, life.steps, course.start)
     try:
         _to_the_end(life, course, asked)
         fabric.check()
@@ -144,11 +152,13 @@ def live(life: Life, verdict: Verdict) -> None:
 
 def _to_the_end(life: Life, course: Course, asked: Asked) -> None:
     """Until no op is open; workers may leave as soon as they are done."""
+    fabric = course.fabric
     last = max(asked.began.values(), default=0.0) + life.timeout + 4 * life.peer_timeout
     if not life.leave or set(course.life.faults) & set(life.of_kind(*DEADLY)):
-        course.run(last)
+        while not course.run(min(last, fabric.now + life.peer_timeout)):
+            if fabric.now >= last or asked.over():
+                return
         return
-    fabric = course.fabric
     left: set[int] = set()
     gone: set[int] = set()
     own: dict[int, list[tuple[int, int]]] = {worker: [] for worker in range(life.workers)}
