@@ -81,6 +81,8 @@ def table(namespaces: None) -> Iterator[Table]:
     [
         "kill -9 of a worker, rank 2, push",
         "kill -9 of a leader, rank 2, push",
+        "firewall refuses what a host sends (EPERM), rank 2, push",
+        "firewall refuses what a host sends (EPERM), of a server, server 0, push",
         "firewall refuses for a moment (EPERM), rank 2, push",
         "GSO refused in mid-run, rank 2, push",
     ],

@@ -30,6 +30,7 @@ from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.settings import Settings
 
 if TYPE_CHECKING:
+    from gradwire.transport.notices import Notices
     from gradwire.transport.open_engine import OpenEngine
 
 app = typer.Typer(add_completion=False)
@@ -180,6 +181,7 @@ def serve(
     from gradwire.live.publisher import publish
     from gradwire.transport.engine_state import engine_state
     from gradwire.transport.meeting import SupersededError
+    from gradwire.transport.notices import Notices
     from gradwire.transport.open_engine import meet_servers, open_engine
     from gradwire.transport.store import identity_of
 
@@ -195,6 +197,7 @@ def serve(
         except SupersededError:  # the workers were started again before all were present
             continue
     opened.meeting.close()  # the store may be gone by the end
+    notices = Notices(store, opened.session, workers + index, meeting.names)
     say("serving", f"server {index} serves {workers} workers")
     hide = publish(
         identity,
@@ -203,7 +206,9 @@ def serve(
     try:
         while not stop.wait(POLL_S):
             left = all(peer.left for peer in opened.engine.peers())
-            _check(opened, workers, index)  # after that, for a failure comes before a goodbye
+            notices.watch(opened.engine.refusal())
+            # After that, for a failure comes before a goodbye.
+            _check(opened, notices, workers, index)
             if left:
                 break
         return dict(opened.engine.counters())
@@ -212,7 +217,7 @@ def serve(
         opened.engine.close()
 
 
-def _check(opened: OpenEngine, workers: int, index: int) -> None:
+def _check(opened: OpenEngine, notices: Notices, workers: int, index: int) -> None:
     failure = opened.engine.failure()
     if failure is None:
         return
@@ -220,7 +225,8 @@ def _check(opened: OpenEngine, workers: int, index: int) -> None:
     text = failure.text if failure.text.startswith(who) else f"{who}: {failure.text}"
     if failure.cause == "silence" and failure.rank == workers + index:
         text += "; or all workers were killed"  # which looks the same from here
-    raise TransferError(text, rank=failure.rank, cause=failure.cause)
+    at_fault, why = notices.explain(opened.engine, failure.rank, failure.cause)
+    raise TransferError(text + why, rank=at_fault, cause=failure.cause)
 
 
 def check_place(workers: int, index: int, servers: int) -> None:

@@ -28,6 +28,7 @@ from gradwire.transport import registry
 from gradwire.transport.engine_state import engine_state
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import native_plan, transfer_report
+from gradwire.transport.notices import Notices
 from gradwire.transport.threads import CompletionPool, StartQueue
 from gradwire.transport.transfer import Engine, Handle, TransferRequest
 
@@ -87,6 +88,7 @@ class SharedEngine(Engine):
         session: int,
         datagram: int,
         meeting: Meeting,
+        notices: Notices,
         tag: int = 0,
     ) -> None:
         self.native: _engine.Engine | None = native
@@ -105,6 +107,7 @@ class SharedEngine(Engine):
         self.pid = os.getpid()
         # Without servers an open engine does not keep a store that is no longer needed.
         self._meeting = meeting if settings.server_count else None
+        self._notices = notices
         self._names = meeting.names
         self._name = meeting.describe([rank])
         self._mutex = threading.Lock()
@@ -248,6 +251,7 @@ class SharedEngine(Engine):
             return None
         completion = native.next_completion(POLL_NS)
         if completion is None and self._pending:
+            self._notices.watch(native.refusal())
             self._watch_failure(native)
             self._watch_patience(native)
         return completion
@@ -340,18 +344,12 @@ class SharedEngine(Engine):
         )
 
     def _error(self, failure: _engine.Failure, step: int) -> TransferError:
+        at_fault, why = self._notices.explain(self.native, failure.rank, failure.cause)
         return TransferError(
-            f"{self._name}, step {step}: {failure.text}{self._refusal()}",
-            rank=self._names.rank_of(failure.rank),
+            f"{self._name}, step {step}: {failure.text}{why}",
+            rank=self._names.rank_of(at_fault),
             step=step,
             cause=failure.cause,
-        )
-
-    def _refusal(self) -> str:
-        native = self.native
-        refusal = "" if native is None else native.refusal()
-        return (
-            f"; the kernel of {self._name}'s host refused datagrams: {refusal}" if refusal else ""
         )
 
     def _closed(self, step: int) -> TransferError:
@@ -396,20 +394,23 @@ class SharedEngine(Engine):
         handle, step = known.handle, known.request.step
         outcome: TransferReport | TransferError
         if completion.ok:
+            if self._notices.told:
+                self._notices.watch("")
             self._watch_datagram(completion.datagram_bytes)
             try:
                 outcome = transfer_report(completion, known.request.effective_bounds)
             except Exception as error:  # such as a lack of memory: whoever waits has to learn it
                 outcome = self._unread(error, step)
         else:
-            rank = self._names.rank_of(completion.error_rank)
-            late = completion.error_cause == "timeout"
+            cause = completion.error_cause
+            at_fault, why = self._notices.explain(self.native, completion.error_rank, cause)
+            late = cause == "timeout"
             order = self._disorder(completion.lane, completion.op) if late else ""
             outcome = TransferError(
-                completion.error + order + self._refusal(),
-                rank=rank,
+                completion.error + order + why,
+                rank=self._names.rank_of(at_fault),
                 step=step,
-                cause=completion.error_cause,
+                cause=cause,
             )
         handle.finish(outcome)
 

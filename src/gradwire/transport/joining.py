@@ -9,6 +9,7 @@ from gradwire.core.settings import Settings
 from gradwire.transport import registry
 from gradwire.transport.engines import SharedEngine
 from gradwire.transport.meeting import Meeting
+from gradwire.transport.notices import Notices
 from gradwire.transport.open_engine import meet_servers, open_engine
 from gradwire.transport.store import Store, identity_of
 
@@ -131,6 +132,7 @@ def _open(
         session=opened.session,
         datagram=opened.datagram,
         meeting=opened.meeting,
+        notices=Notices(store, opened.session, rank, meeting.names),
         tag=opened.tag,
     )
 

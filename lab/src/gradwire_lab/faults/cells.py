@@ -53,8 +53,7 @@ class Cell:
         options: arguments of that.
         ground: what the ground does at the moment: "cut", "deaf", "mute", "refuse", "thaw".
         lasts_s: how long that lasts; 0 for good.
-        says: what the struck rank's error has to hold, beside the culprit and the step; that of
-            every rank where a server is struck.
+        says: what the error of every rank has to hold, beside the culprit and the step.
         culprit: whom every error has to name; `whom` if not given, "" for nobody.
         patience_s: peer_timeout of the job where it is not the table's.
         settings: further settings of all ranks.
@@ -153,6 +152,23 @@ def links() -> Iterator[Cell]:
         "stop",
         ground="refuse",
         shape=Shape("2 ranks", (0, 1)),
+        says=("Operation not permitted",),
+    )
+    yield Cell(
+        "firewall refuses what a host sends (EPERM), of a leader",
+        "rank 2",
+        "stop",
+        ground="refuse",
+        shape=HOSTS,
+        says=("Operation not permitted",),
+    )
+    yield Cell(
+        "firewall refuses what a host sends (EPERM), of a server",
+        "server 0",
+        "stop",
+        ground="refuse",
+        shape=SERVED,
+        by=0,
         says=("Operation not permitted",),
     )
     yield Cell(

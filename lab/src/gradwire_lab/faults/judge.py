@@ -102,7 +102,7 @@ def _stopped(cell: Cell, ranks: Sequence[Told], bound_s: float) -> list[str]:
             faults.append(f"{each.name} does not name {culprit}: {each.errors[0]}")
         if not cell.meets and not re.search(r"\bstep \d+", text) and not own:
             faults.append(f"{each.name} names no step: {each.errors[0]}")
-        for word in cell.says if each.struck or cell.shape.servers else ():
+        for word in cell.says:
             if word not in text:
                 faults.append(f"{each.name} does not say {word!r}: {each.errors[0]}")
         if each.after_s > bound_s and not (each.struck and cell.what == "sleep"):

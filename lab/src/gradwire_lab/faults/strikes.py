@@ -153,7 +153,7 @@ def fill_disk(folder: str, size: int) -> None:
 
 
 STRIKES: dict[str, Callable[..., None]] = {
-    "tell": lambda: None,  # the ground does the rest
+    "tell": lambda pid=0: None,  # the ground does the rest
     "kill": kill,
     "stop": stop,
     "leave": leave,
