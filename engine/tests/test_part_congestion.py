@@ -160,6 +160,15 @@ def test_the_first_ack_after_these_shows_whether_the_path_drops_ect(
     assert (path.capable(), path.failed()) == (capable, not capable)
 
 
+@pytest.mark.parametrize("arrived", [False, True])
+def test_packets_that_go_again_before_any_time_out_show_that_ect_is_dropped(arrived: bool) -> None:
+    path = ecn_path(100, int(arrived))
+    for _ in range(64):
+        assert path.capable()
+        path.given_up()
+    assert path.capable() == arrived
+
+
 def test_time_outs_after_an_acknowledged_ect_packet_say_nothing_about_ecn() -> None:
     path = ecn_path(5, 1)
     path.timed_out(9)

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "proto/base/train.h"
+
 namespace gradwire {
 
 // Codepoints of the two bits below the DSCP (RFC 3168 §5).
@@ -50,6 +52,11 @@ class EcnPath {
   void timed_out(uint32_t in_a_row) {
     if (sent_ > 0 && acked_ == 0 && in_a_row >= kTries) doubted_ = true;
   }
+  // Counts an ECT packet that goes again. Under heavy loss repeats come before any time-out; as
+  // many as a long train are not all lost by chance.
+  void given_up() {
+    if (acked_ == 0 && ++given_up_ >= Train::kMaxSegments) doubted_ = true;
+  }
   // Validates the counts of an ACK; call it after acked() for all packets of that ACK. True when
   // new marks are reported. Unlike in the RFC, totals are compared, not one ACK's increase: an ACK
   // here omits packets long before its largest, so a later ACK may acknowledge what this one
@@ -74,9 +81,10 @@ class EcnPath {
   uint64_t sent_ = 0;
   uint64_t acked_ = 0;
   uint64_t counted_ = 0;
+  uint32_t given_up_ = 0;
   uint32_t ect0_ = 0;
   uint32_t ce_ = 0;
-  // ECT packets may be dropped: none has been acknowledged in kTries time-outs.
+  // ECT packets may be dropped: none has been acknowledged.
   bool doubted_ = false;
   bool not_ect_acked_ = false;
   bool failed_ = false;

@@ -166,6 +166,7 @@ bool Path::lost(const Recovery::Lost& each) {
     ++counted.declared_lost;
     port.sender.on_lost();
   }
+  if (each.packet.ect) ecn.sent.given_up();
   if (each.packet.twin) return false;
   if (each.packet.data()) return true;
   control.again(each.packet.item);

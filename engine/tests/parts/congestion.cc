@@ -95,6 +95,7 @@ void bind_congestion(nb::module_& module) {
       .def("sent", &EcnPath::sent, "count"_a = 1)
       .def("acked", &EcnPath::acked, "ect"_a)
       .def("timed_out", &EcnPath::timed_out, "in_a_row"_a)
+      .def("given_up", &EcnPath::given_up)
       .def("told", &EcnPath::told, "ect0"_a, "ce"_a);
 
   nb::class_<DelayWindow>(module, "DelayWindow")
