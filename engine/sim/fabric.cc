@@ -190,7 +190,7 @@ void Fabric::set_partition(uint16_t a, uint16_t b, bool parted) {
 }
 
 bool Fabric::reachable(uint16_t from, uint16_t to) const {
-  return !hosts_[to].dead && !parted_[size_t{from} * hosts_.size() + to];
+  return !hosts_[to].dead && !hosts_[to].closed && !parted_[size_t{from} * hosts_.size() + to];
 }
 
 void Fabric::inject(uint16_t source, uint16_t destination, std::span<const uint8_t> bytes) {
@@ -344,7 +344,7 @@ void Fabric::handle(const Event& event) {
 // One turn of a host, like a turn of io's loop.
 void Fabric::step(uint16_t index) {
   Host& host = hosts_[index];
-  if (host.dead || host.paused) return;
+  if (host.dead || host.closed || host.paused) return;
   if (now_ < host.busy_until) return;  // it wakes when its send call is over
   if (host.stepped_at != now_) host.steps_at_once = 0;
   host.stepped_at = now_;

@@ -1024,6 +1024,14 @@ BREAKS = (
         SIM + "passes.py",
     ),
     Break(
+        6,
+        "repeats of packets with ECT never show that the path drops them",
+        PROTO + "path/path.cc",
+        "if (each.packet.ect) ecn.sent.given_up();",
+        "",
+        SIM + "fuzz.py",
+    ),
+    Break(
         1,
         "regions close with twice the loss that is allowed, in drawn jobs",
         PROTO + "push/close_rule.cc",

@@ -282,7 +282,10 @@ KINDS: dict[str, Kind] = {
     "mute": Kind(_lasting("mute"), causes=SILENCE, silent=True),
     "outage": Kind(_lasting("outage"), causes=SILENCE, silent=True),
     "absent": Kind(_worker("absent"), causes=frozenset({"timeout"}), shapes=TRANSFERS),
-    "quit": Kind(_worker("quit"), causes=frozenset({"left", "closed"}), shapes=TRANSFERS),
+    # … whose goodbye may be lost
+    "quit": Kind(
+        _worker("quit"), causes=frozenset({"left", "closed", "silence"}), shapes=TRANSFERS
+    ),
     "differ": Kind(_worker("differ"), causes=frozenset({"plan"}), shapes=TRANSFERS),
 }
 DEADLY = frozenset(name for name, kind in KINDS.items() if kind.causes and name != "flip")

@@ -20,6 +20,8 @@ PATIENCE = 0.7
 MEETING = (0.3, 20.0)
 """Seconds before the first op and the first fault, at least and at most: endpoints meet before, as
 those of a real job do. A peer that has never answered is not missed before the op's time-out."""
+LINGER = 0.1
+"""Share of the peer time-out for which who leaves waits for peers that say nothing."""
 MOST_EVENTS = 8_000_000
 """Events of a life; more are a storm."""
 
@@ -259,7 +261,7 @@ class Course:
                     fabric.kill(host)
             case "quit":
                 if begins and host not in self.dead:
-                    fabric.close(host, linger=1.0)
+                    fabric.close(host, linger=life.peer_timeout * LINGER)
 
 
 def explained(life: Life, course: Course) -> tuple[set[str], set[int], bool]:

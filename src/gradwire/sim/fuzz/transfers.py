@@ -10,11 +10,9 @@ import numpy as np
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric
 from gradwire.sim.fuzz.faults import DEADLY
-from gradwire.sim.fuzz.judge import Course, Errors, Verdict, Wrong, check_errors, network
+from gradwire.sim.fuzz.judge import LINGER, Course, Errors, Verdict, Wrong, check_errors, network
 from gradwire.sim.fuzz.life import Life
 
-LINGER = 0.1
-"""Share of the peer time-out for which a worker that leaves waits for peers that say nothing."""
 SESSION = 2
 """Session tag of a job that is started again."""
 
