@@ -13,6 +13,7 @@ from packets import HEADER, LANES, PUSH, SESSION, ack, packet
 from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
 
 VERSION = _engine.PROTOCOL_VERSION
+ERROR = 19
 TIMEOUT = 2.0
 MEGA = 1_000_000  # elements: the better part of a tenth of a second
 
@@ -274,6 +275,16 @@ def test_a_datagram_of_another_version_is_dropped_once_the_peer_has_been_heard(
     must_be_ok(fabric)
     assert fabric.counters(0)["malformed"] - before == 21
     assert same_bits(fabric.result(0, 0), rank_order_sum(values))
+
+
+def test_an_error_is_no_longer_than_a_datagram_before_its_peer_is_met() -> None:
+    """Each that hears of it puts a name before the text."""
+    fabric = Fabric(3, datagram_bytes=256)
+    fabric.all_reduce(0, plan(1000), gradients(3, 1000))
+    text = b"x" * 235
+    fabric.inject(2, 0, struct.pack("<BBHIiB", VERSION, ERROR, 2, 1, 2, 1) + text)
+    fabric.run(1.0)  # the fabric checks each train
+    assert all(error and "xxx" in error for error in errors(fabric))
 
 
 def test_a_goodbye_in_mid_step_is_an_error_at_once() -> None:

@@ -31,8 +31,10 @@ void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct
 
 void write_error(const EndpointConfig& config, const Failure& failure, uint16_t peer,
                  Train& train) {
-  const size_t length = std::min<size_t>(failure.text.size(), kLongestReport);
-  const size_t bytes = wire::kCommonBytes + 5 + length;
+  constexpr size_t fixed = wire::kCommonBytes + 5;
+  const size_t length =
+      std::min({failure.text.size(), kLongestReport, config.datagram_bytes - fixed});
+  const size_t bytes = fixed + length;
   uint8_t* at = begin_control(train, peer, bytes);
   wire::write_common(at, {wire::kVersion, wire::Kind::error, config.endpoint, config.session});
   at = wire::put(at + wire::kCommonBytes, failure.rank);
