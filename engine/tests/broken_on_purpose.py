@@ -969,14 +969,6 @@ BREAKS = (
     ),
     Break(
         9,
-        "a restarted job has the keys of the one before",
-        PYTHON + "transport/keys.py",
-        "said = [[self.auth, each.salt, each.public] for each in hellos]",
-        "said = [[self.auth] for each in hellos]",
-        "engine/tests/test_part_seal.py",
-    ),
-    Break(
-        9,
         "engine threads of a process share their keys",
         PYTHON + "transport/keys.py",
         "context = self._transcript([everybody[low], everybody[high]], low, high, core)",

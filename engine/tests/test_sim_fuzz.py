@@ -1,5 +1,6 @@
 """Jobs drawn from seeds: those that ever failed, a slice, and the faults they are made of."""
 
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from gradwire.sim.fuzz.runner import BATCH, known, run, verdict_of
 from gradwire.sim.fuzz.shrink import shrink
 from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
+FRESH = 200
+"""Seeds of a day."""
 FAILED = [
     int(line)
     for line in Path(__file__).with_name("failed_seeds.txt").read_text().splitlines()
@@ -25,10 +28,12 @@ def test_a_seed_that_failed_once_does_not_again(seed: int) -> None:
 
 
 def test_a_slice_of_seeds() -> None:
-    """The first ones; fresh ones are the command's, whose run is long."""
-    for seed in range(40):
+    """The first ones, and others each day."""
+    fresh = 1_000_000_000 + FRESH * date.today().toordinal()
+    for seed in [*range(40), *range(fresh, fresh + FRESH)]:
         verdict = verdict_of(seed)
-        assert not verdict.wrong, f"seed {seed}: {verdict.outcome}: {verdict.text}"
+        again = f"gradwire sim fuzz --seeds {seed}"
+        assert not verdict.wrong, f"{again}: {verdict.outcome}: {verdict.text}"
 
 
 @pytest.mark.parametrize("seed", range(10))

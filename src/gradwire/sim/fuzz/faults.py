@@ -182,7 +182,7 @@ KINDS: dict[str, Kind] = {
     "queue": Kind(
         lambda chance, life: Fault(
             "queue",
-            amount=(max(chance.choice([2048, 4096, 9000, 20_000]), 2 * (life.datagram + 42)),),
+            amount=(max(chance.choice([2048, 4096, 9000, 20_000]), life.datagram + 300),),
             **_where(chance, life),  # type: ignore[arg-type]
         ),
         lambda link, fault: replace(link, queue=round(fault.amount[0])),

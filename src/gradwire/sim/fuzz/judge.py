@@ -94,7 +94,7 @@ def network(life: Life) -> tuple[Fabric, Ports]:
         servers=life.servers,
         seed=life.seed,
         link=base,
-        whole_trains=life.whole_trains and not life.of_kind("policer"),  # which sees packets
+        whole_trains=life.whole_trains,
         datagram_bytes=life.datagram,
         peer_timeout=life.peer_timeout,
         ping_interval=life.ping,

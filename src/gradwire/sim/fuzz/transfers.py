@@ -10,7 +10,17 @@ import numpy as np
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric
 from gradwire.sim.fuzz.faults import DEADLY
-from gradwire.sim.fuzz.judge import LINGER, Course, Errors, Verdict, Wrong, check_errors, network
+from gradwire.sim.fuzz.judge import (
+    LINGER,
+    PATIENCE,
+    Course,
+    Errors,
+    Verdict,
+    Wrong,
+    check_errors,
+    network,
+    unheard,
+)
 from gradwire.sim.fuzz.life import Life
 
 SESSION = 2
@@ -197,5 +207,8 @@ def _again(life: Life, course: Course, fabric: Fabric) -> None:
             asked.ask(host, 1, fabric.now)
     course.run(fabric.now + life.timeout)
     fabric.check()
+    lost = unheard(life, fabric)[0] > PATIENCE * life.peer_timeout
     for rank, done, _ in asked.errors():
+        if lost and done.error_cause == "silence":
+            continue
         raise Wrong("again", f"rank {rank}, started again: {done.error}")
