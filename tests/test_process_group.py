@@ -528,13 +528,14 @@ def test_fsdp2_shards_a_model_on_the_cpu(three: Ranks) -> None:
 
 
 def lazy(rank: int, world: int) -> None:
-    begins(rank, world, {"min_bytes": 1000})
+    begins(rank, world, {"min_bytes": 1000, "key": "0f" * 32})
     world_group: Any = dist.group.WORLD
     dist.all_reduce(torch.ones(100))
     assert world_group.counters() == {}
     assert threads() == []
     group: Any = dist.new_group()
     assert group.settings.min_bytes == 1000  # as the default group's
+    assert group.settings.authentication == "key"
     dist.all_reduce(torch.ones(250), group=group)
     assert group.counters() != {}
     before = sockets()

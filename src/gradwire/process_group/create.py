@@ -27,6 +27,8 @@ TAKES_BACKENDS = "2.14"
 
 OPTIONS = (
     *(name for name in OF_ENGINES if name != "route"),
+    "key",
+    "key_file",
     "rendezvous_timeout",
     "timeout",
     "min_bytes",
