@@ -21,9 +21,9 @@ from threads import at_once
 KEY, OTHER = "0f" * 32, "f0" * 32
 
 
-def members(*settings: dict[str, Any]) -> list[Any]:
+def members(*settings: dict[str, Any], store: Any = None) -> list[Any]:
     """One communicator a rank in one store; in place of one that cannot be, its error."""
-    store = dist.HashStore()
+    store = store or dist.HashStore()
 
     def join(rank: int) -> Any:
         options = {"rendezvous_timeout": 30, "interface": "lo", **settings[rank]}
@@ -112,3 +112,40 @@ def test_settings_show_no_key() -> None:
         Settings.build({"key": KEY, "auth": "none"}, environment={})
     with pytest.raises(ConfigError):
         Settings.build({"key": KEY, "key_file": "x"}, environment={})
+
+
+def test_an_engine_serves_one_key_only() -> None:
+    """Else who attaches with a key would send by an older one, or in the clear."""
+    store = dist.HashStore()
+    for first, then in (({"key": KEY}, {"key": OTHER}), ({}, {"key": KEY})):
+        with closing(members(first, first, store=store)):
+            errors = members(then, then, store=store)
+        for error in errors:
+            assert isinstance(error, ConfigError | RendezvousError), error
+            assert KEY not in str(error)
+            assert OTHER not in str(error)
+        assert any(getattr(error, "setting", "") in ("auth", "key") for error in errors)
+        with closing(members(then, then, store=store)) as found:
+            assert (sums(found)[0] == 3.0).all()
+
+
+def test_ranks_that_attach_compare_their_keys_without_showing_them(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o600)
+    given = [{}, {"key": KEY}, {"key_file": str(file)}, {"key": OTHER}]
+    none, one, same, other = (Settings.build(each, environment={}).agreed() for each in given)
+    assert one == same
+    assert none["key"] is None
+    assert len({none["key"], one["key"], other["key"]}) == 3
+
+
+def test_a_key_is_read_once(tmp_path: Path) -> None:
+    """An engine that opens later has the key of the settings, also where the file has changed."""
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o600)
+    settings = Settings.build({"key_file": file}, environment={})
+    file.write_text(OTHER)
+    assert settings.secret_key() == bytes.fromhex(KEY)
+    assert settings.transport() != Settings.build({"key_file": file}, environment={}).transport()

@@ -985,6 +985,14 @@ BREAKS = (
     ),
     Break(
         9,
+        "who attaches with another key shares the engine of the first",
+        PYTHON + "core/settings.py",
+        "key = fingerprint(self.secret_key())",
+        "key = None",
+        "tests/test_auth.py",
+    ),
+    Break(
+        9,
         "a key comes from a file that others may read",
         PYTHON + "core/keys.py",
         "if mode & (stat.S_IRWXG | stat.S_IRWXO):",

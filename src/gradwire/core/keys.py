@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import stat
@@ -19,7 +20,7 @@ HOW = f"{DIGITS} hexadecimal digits, as `openssl rand -hex {DIGITS // 2}` prints
 
 
 def check_key(auth: object, key: object, key_file: object) -> None:
-    """Checks the settings `auth`, `key` and `key_file`; raises ConfigError, which shows no key."""
+    """Checks that `auth`, `key` and `key_file` go together; raises ConfigError."""
     if auth is not None and auth not in AUTHS:
         allowed = f"allowed are {', '.join(map(repr, AUTHS))}, or None"
         raise ConfigError.of("auth", auth, allowed)
@@ -27,8 +28,7 @@ def check_key(auth: object, key: object, key_file: object) -> None:
         raise ConfigError.about(
             "key and key_file", "give one of them", setting="key_file", value=key_file
         )
-    there = bool(read_key(key, key_file))
-    if auth is not None and there:
+    if auth is not None and not (key is None and key_file is None):
         allowed = "a key authenticates all and encrypts; leave out one of them"
         raise ConfigError.of("auth", auth, allowed, beside="beside a key")
 
@@ -58,6 +58,16 @@ def read_key(key: object, key_file: object) -> bytes:
             "key_file", key_file, f"cannot be read: {error.strerror or error}"
         ) from error
     return _digits(text.strip(), "key_file", key_file, "its key")
+
+
+def fingerprint(key: bytes) -> str | None:
+    """Returns what keys are compared by and may be shown, since no key follows from it.
+
+    It is None where there is no key.
+    """
+    if not key:
+        return None
+    return "fingerprint " + hmac.new(key, b"gradwire fingerprint", "sha256").hexdigest()[:16]
 
 
 def _digits(text: object, setting: str, value: object, what: str) -> bytes:

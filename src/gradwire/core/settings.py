@@ -8,6 +8,7 @@ allowed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import typing
@@ -26,7 +27,7 @@ from gradwire.core.environment import (
     read_ports,
 )
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.keys import check_key, read_key
+from gradwire.core.keys import check_key, fingerprint, read_key
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
 log = logging.getLogger("gradwire")
@@ -255,6 +256,7 @@ class Settings:
         if isinstance(self.key_file, os.PathLike):
             object.__setattr__(self, "key_file", os.fspath(self.key_file))
         check_key(self.auth, self.key, self.key_file)
+        self.secret_key()
         _whole("cores", self.cores, 1, MOST_CORES)
         _whole("min_bytes", self.min_bytes, 1, 1 << 62)
 
@@ -278,7 +280,11 @@ class Settings:
         return self.auth or "session"
 
     def secret_key(self) -> bytes:
-        """Returns the user's key; nothing where there is none."""
+        """Returns the user's key; nothing where there is none. Its file is read but once."""
+        return self._secret
+
+    @functools.cached_property
+    def _secret(self) -> bytes:
         return read_key(self.key, self.key_file)
 
     @property
@@ -309,6 +315,7 @@ class Settings:
             "servers": self.server_count,
             "hosts": self.hosts,
             "auth": self.authentication,
+            "key": fingerprint(self.secret_key()),
             "cores": self.cores,
             "error_feedback": self.feedback,
             "max_age": self.max_age,
@@ -320,9 +327,10 @@ class Settings:
         }
 
     def transport(self) -> dict[str, object]:
-        """Returns the settings of an engine (OF_ENGINES), and the number of servers."""
+        """Returns the settings of an engine (OF_ENGINES), the number of servers, and which key."""
         own = {name: getattr(self, name) for name in OF_ENGINES}
-        return {"servers": self.server_count, **own, "auth": self.authentication}
+        key = fingerprint(self.secret_key())
+        return {"servers": self.server_count, **own, "auth": self.authentication, "key": key}
 
     @staticmethod
     def build(
