@@ -197,8 +197,7 @@ KINDS: dict[str, Kind] = {
                     4 * life.hosts * (life.datagram + 42),
                 ),
             ),
-            host=_host(chance, life),
-            direction=chance.choice(["up", "down"]),
+            **_where(chance, life),  # type: ignore[arg-type]
         ),
         lambda link, fault: replace(
             link,
