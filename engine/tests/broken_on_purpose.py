@@ -746,7 +746,7 @@ BREAKS = (
         6,
         "a server takes a failure for the end of its job",
         PYTHON + "server.py",
-        "_check(opened, workers, index)",
+        "_check(opened, notices, workers, index)",
         "left = left or opened.engine.failure() is not None",
         "tests/test_server.py::test_a_server_whose_workers_were_killed_has_failed",
     ),
