@@ -68,6 +68,15 @@ def test_the_first_reason_of_any_destination_is_that_of_the_port() -> None:
     assert microseconds(found) == {"window": 100.0}
 
 
+def test_only_the_fastest_sums_count_where_that_is_asked() -> None:
+    begun = [(0, "begun", None, 0), (200_000, "begun", None, 1)]
+    ended = [(END, "ended", None, 0), (220_000, "ended", None, 1)]
+    entries = [Entry(*each) for each in sorted(begun + ended)]
+    ranks = [[entries], [entries]]
+    assert explain(ranks, RATE).ops == pytest.approx((20e-6, 100e-6))
+    assert explain(ranks, RATE, 1).seconds == pytest.approx(20e-6)
+
+
 def test_a_timeline_that_is_not_whole_is_refused() -> None:
     with pytest.raises(ValueError, match="whole"):
         found_of((50_000, "full", None, 0))

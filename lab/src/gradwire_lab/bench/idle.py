@@ -111,12 +111,15 @@ class Found:
         return PortFound(-1, way, sum(port.sent for port in ports) / len(ports), idle)
 
 
-def explain(ranks: Sequence[Sequence[Sequence[Entry]]], rate: float) -> Found:
+def explain(
+    ranks: Sequence[Sequence[Sequence[Entry]]], rate: float, fastest: int | None = None
+) -> Found:
     """Explain for how long each port was idle while an op was open.
 
     Args:
         ranks: for each rank the timeline of each of its engine's threads.
         rate: of each direction of each port, in bytes per second.
+        fastest: how many ops count, the fastest ones; None for all.
 
     Raises:
         ValueError: a timeline is not whole, or no op began and ended on all ranks.
@@ -126,13 +129,15 @@ def explain(ranks: Sequence[Sequence[Sequence[Entry]]], rate: float) -> Found:
     ops = _ops(ranks)
     if not ops:
         raise ValueError("the timelines have no op that began and ended on all ranks")
+    ops = sorted(ops, key=lambda op: op[1] - op[0])[:fastest]
     spans = _merged(ops)
-    senders = [_Sender(engines, rate, spans[0][0]) for engines in ranks]
+    begin = spans[0][0]
+    senders = [_Sender(engines, rate, begin) for engines in ranks]
     ports = []
     for rank, sender in enumerate(senders):
         others = [each for each in senders if each is not sender]
         arrivals = list(heapq.merge(*(each.left_for(rank) for each in others)))
-        queue = _Queue(rate, spans[0][0])
+        queue = _Queue(rate, begin)
         for at, size in arrivals:
             queue.add(at, size)
         out = PortFound(rank, "out", _within(sender.left, spans) / rate)

@@ -27,7 +27,11 @@ def idle(
     network: Annotated[str, typer.Option(help=", ".join(_SHAPED))] = "1g",
     ranks: Annotated[int, typer.Option(min=2, max=64, help="number of ranks")] = 4,
     size: Annotated[float, typer.Option(help="KiB of each rank's buffer")] = 4096.0,
-    rounds: Annotated[int, typer.Option(min=1, help="sums that are explained")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="number of sums")] = 10,
+    fastest: Annotated[
+        int | None,
+        typer.Option(min=1, help="of these, explain so many that were fastest [all]"),
+    ] = None,
     cores: Annotated[int, typer.Option(min=1, help="engine threads of a rank")] = 1,
     virtual: Annotated[
         bool, typer.Option("--virtual", help="in virtual time, where all times are exact")
@@ -56,14 +60,14 @@ def idle(
             timelines = kernel_timelines(
                 ground, length, rounds, cores=cores, progress=status.update
             )
-    found = explain(timelines, ground.network.rate / 8)
+    found = explain(timelines, ground.network.rate / 8, fastest)
     ideal = header_ideal(2 * (ranks - 1) / ranks * length, ground.network.rate)
     if as_json:
         asked = {"network": asdict(ground.network), "ranks": ranks, "bytes": length}
         answer = {**asked, "ideal": ideal, **asdict(found), "environment": environment()}
         print(json.dumps(answer))
         return
-    title = f"{network}, {ranks} ranks, {size:g} KiB, {rounds} sums"
+    title = f"{network}, {ranks} ranks, {size:g} KiB, {len(found.ops)} of {rounds} sums"
     _print(f"{title}{', virtual time' if virtual else ''}", found, ideal)
 
 

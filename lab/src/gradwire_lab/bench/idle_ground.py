@@ -25,6 +25,8 @@ _ROUND_SECONDS = 300.0
 _RUN_SECONDS = 600.0
 _DELAY, _JITTER, _SEND_TIME = 10e-6, 60e-6, 2e-6
 """How slow hosts are in virtual time, in seconds."""
+_RECEIVE_BUFFER = 10 << 20
+"""Bytes of a socket's buffer, about what the kernel grants the lab's ranks."""
 
 
 def kernel_timelines(
@@ -84,6 +86,7 @@ def virtual_timelines(
         host_delay=_DELAY,
         host_jitter=_JITTER,
         send_time=_SEND_TIME,
+        receive_buffer=_RECEIVE_BUFFER,
     )
     fabric.run(WARM_UP, until_done=False)
     return record(fabric, size // 4, rounds, warm_up=warm_up, seed=seed)
