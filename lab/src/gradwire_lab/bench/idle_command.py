@@ -79,12 +79,13 @@ def _print(title: str, found: Found, ideal: float) -> None:
         if any(port.idle.get(reason, 0.0) >= 5e-4 * found.seconds for port in found.ports)
     ]
     meanings = "; ".join(f"{reason}: {REASONS[reason]}" for reason in shown)
-    table = Table(
-        title=title,
-        caption=f"median sum {found.median * 1e3:.3g} ms, {found.median / ideal:.3f} of the header "
-        f"ideal; shares of the time of the sums: what the port's bytes take at its rate, and what "
-        f"it was idle for, by reason\n{meanings}\n{environment()}",
+    over = means[0].sent / (ideal * len(found.ops))
+    caption = (
+        f"median sum {found.median * 1e3:.3g} ms, {found.median / ideal:.3f} of the header ideal; "
+        f"{over:.3f} times its bytes went out; shares of the time of the sums: what the port's "
+        f"bytes take at its rate, and what it was idle for, by reason\n{meanings}\n{environment()}"
     )
+    table = Table(title=title, caption=caption)
     table.add_column("port", no_wrap=True)
     for column in ("busy", "idle", *shown):
         table.add_column(column, justify="right", no_wrap=True)
