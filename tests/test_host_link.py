@@ -56,6 +56,27 @@ def test_who_does_not_know_the_token_is_not_let_in() -> None:
         link.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_other_users_are_not_let_in_by_the_token() -> None:
+    """It travels through the store, which anybody on the host may read."""
+    with contextlib.closing(Listener()) as listener:
+        name, token = listener.address.split("/")
+        os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError):
+                connect(listener.address, 1, 5.0)
+            stranger = socket.socket(socket.AF_UNIX)
+            stranger.connect(f"\0gradwire-{name}")
+        finally:
+            os.seteuid(0)
+        stranger.sendall(bytes.fromhex(token) + (1).to_bytes(4, "big"))
+        friend = connect(listener.address, 2, 30.0)
+        link = listener.accept([1, 2], 1.0)
+        assert link.places == [2]
+        for each in (stranger, friend, link):
+            each.close()
+
+
 def test_a_process_that_sends_nothing_delays_no_other_one() -> None:
     with contextlib.closing(Listener()) as listener:
         silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]

@@ -2,9 +2,10 @@
 
 The ranks of a host share a loopback, hence the abstract Unix sockets of its network namespace. The
 lowest rank of a host leads it and listens. Every other rank of the host connects to it and proves
-itself by a token, which the ranks exchanged in their meeting. Memory is anonymous (memfd) and is
-handed over through the sockets, so it needs no name, no /dev/shm, and goes with the processes. A
-process that dies closes its socket, which the others notice at once.
+itself by a token, which the ranks exchanged in their meeting. Who reads the store has the token, so
+processes of other users are not let in, since what is unpickled here may run code. Memory is
+anonymous (memfd) and is handed over through the sockets, so it needs no name, no /dev/shm, and goes
+with the processes. A process that dies closes its socket, which the others notice at once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gradwire.live.address import user_of
 
 log = logging.getLogger("gradwire")
 
@@ -184,6 +187,9 @@ class Listener:
     def _accept_one(self, ready: selectors.BaseSelector) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
             link, _ = self._socket.accept()
+            if user_of(link) != os.geteuid():
+                link.close()
+                return
             ready.register(link, selectors.EVENT_READ, _Greeting(link))
 
     def close(self) -> None:
@@ -205,6 +211,8 @@ def connect(address: str, place: int, timeout_s: float) -> HostLink:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _reach(link, _abstract(name), timeout_s)
+        if user_of(link) != os.geteuid():
+            raise PermissionError(f"it is of user {user_of(link)}, not {os.geteuid()}")
         link.sendall(bytes.fromhex(token) + _PLACE.pack(place))
         link.settimeout(None)
     except BaseException:
