@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +19,7 @@ import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.settings import Settings
+from gradwire.training.configure import configure
 from gradwire.transport.communicator import Communicator
 from threads import at_once
 
@@ -98,11 +103,31 @@ def test_a_key_comes_from_a_file_that_its_owner_alone_reads(tmp_path: Path) -> N
         assert raised.value.setting == "key_file"
     file.chmod(0o600)
     file.write_text(KEY[2:])
-    for name in (file, tmp_path / "none", tmp_path):
+    os.mkfifo(tmp_path / "fifo", 0o600)  # in which nobody writes
+    for name in (file, tmp_path / "none", tmp_path, tmp_path / "fifo", "a\0b", "a\ud800b"):
         with pytest.raises(ConfigError) as raised:
             Settings.build({"key_file": name}, environment={})
         assert raised.value.setting == "key_file"
         assert KEY[2:] not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        ({"key_file": KEY}, {}),
+        ({"auth": KEY}, {}),
+        ({"psk": KEY}, {}),
+        ({}, {"GRADWIRE_KEY_FILE": KEY}),
+        ({}, {"GRADWIRE_PORT": KEY}),
+        ({}, {"GRADWIRE_SECRET": KEY}),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_not_shown(
+    options: dict[str, Any], variables: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        configure("reliable", options, variables)
+    assert KEY[:40] not in f"{raised.value} {raised.value.value} {raised.value.allowed}"
 
 
 def test_settings_show_no_key() -> None:
@@ -149,3 +174,46 @@ def test_a_key_is_read_once(tmp_path: Path) -> None:
     file.write_text(OTHER)
     assert settings.secret_key() == bytes.fromhex(KEY)
     assert settings.transport() != Settings.build({"key_file": file}, environment={}).transport()
+
+
+POOR = """
+openssl_conf = all
+[all]
+alg_section = functions
+[functions]
+default_properties = fips=yes
+"""
+"""A configuration of OpenSSL by which its libcrypto has no function that keys need."""
+
+SECOND_RANK = """
+import sys, torch.distributed as dist
+from gradwire.transport.communicator import Communicator
+Communicator(dist.FileStore(sys.argv[1], -1), 1, 2, {"interface": "lo"})
+"""
+
+
+@pytest.fixture
+def poor(tmp_path: Path) -> dict[str, str]:
+    file = tmp_path / "openssl.cnf"
+    file.write_text(POOR)
+    return {**os.environ, "OPENSSL_CONF": str(file)}
+
+
+def test_a_libcrypto_that_does_too_little_is_named_on_all_ranks(
+    tmp_path: Path, poor: dict[str, str]
+) -> None:
+    file = str(tmp_path / "store")
+    program = [sys.executable, "-c", SECOND_RANK, file]
+    with subprocess.Popen(program, env=poor, stderr=subprocess.PIPE, text=True) as second:
+        with pytest.raises(RendezvousError, match="libcrypto") as raised:
+            Communicator(dist.FileStore(file, -1), 0, 2, {"interface": "lo"})
+        _, errors = second.communicate(timeout=60)
+    assert raised.value.ranks == (1,)
+    assert "EngineMissingError: auth: libcrypto" in errors
+
+
+def test_the_doctor_finds_a_libcrypto_that_does_too_little(poor: dict[str, str]) -> None:
+    command = [sys.executable, "-c", "from gradwire.cli import main; main()", "doctor", "--json"]
+    found = subprocess.run(command, env=poor, capture_output=True, text=True, check=False)
+    findings = json.loads(found.stdout)["findings"]
+    assert ("problem", "libcrypto") in [(each["level"], each["about"]) for each in findings]

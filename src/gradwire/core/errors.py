@@ -6,6 +6,7 @@ Each error also holds what it names in fields, for programs. Errors can be pickl
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -19,12 +20,18 @@ LONGEST_VALUE = 120
 """The most characters of a value that an error shows."""
 
 
+_KEY = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{60,70}(?![0-9a-fA-F])")
+"""What may be a key of the user's, given where something else belongs."""
+
+
 class GradwireError(RuntimeError):
     """Base of gradwire's run-time errors."""
 
 
 class ConfigError(ValueError):
     """A setting, or a combination of settings, that is unknown or impossible.
+
+    Its text goes into logs, and to the other ranks, so a value that may be a key is left out.
 
     Attributes:
         setting: Name of the setting, argument, environment variable or key of a state that is at
@@ -36,9 +43,9 @@ class ConfigError(ValueError):
     def __init__(
         self, text: str, *, setting: str = "", value: object = None, allowed: str = ""
     ) -> None:
-        super().__init__(text)
+        super().__init__(_KEY.sub("…", text))
         self.setting = setting
-        self.value = value
+        self.value = _KEY.sub("…", value) if isinstance(value, str) else value
         self.allowed = allowed
 
     @staticmethod

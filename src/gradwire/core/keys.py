@@ -6,7 +6,6 @@ import hmac
 import os
 import re
 import stat
-from pathlib import Path
 
 from gradwire.core.errors import ConfigError
 
@@ -44,8 +43,12 @@ def read_key(key: object, key_file: object) -> bytes:
     if not isinstance(key_file, str) or not key_file:
         raise ConfigError.of("key_file", key_file, "the name of a file, or None")
     try:
-        with Path(key_file).open(encoding="utf-8", errors="replace") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        # Without O_NONBLOCK, to open a FIFO would take until somebody writes there.
+        number = os.open(key_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(number, encoding="utf-8", errors="replace") as file:
+            mode = os.fstat(number).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError.of("key_file", key_file, "it is no ordinary file")
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise ConfigError.of(
                     "key_file",
@@ -53,10 +56,12 @@ def read_key(key: object, key_file: object) -> bytes:
                     f"others than its owner may use it (mode {stat.S_IMODE(mode):o}); chmod 600",
                 )
             text = file.read(4 * DIGITS)
-    except OSError as error:
-        raise ConfigError.of(
-            "key_file", key_file, f"cannot be read: {error.strerror or error}"
-        ) from error
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: the text can be no file's name
+        why = getattr(error, "strerror", None) or error
+        # The cause has the name again, which may be a key.
+        raise ConfigError.of("key_file", key_file, f"cannot be read: {why}") from None
     return _digits(text.strip(), "key_file", key_file, "its key")
 
 
