@@ -34,6 +34,7 @@ from gradwire.transport.addresses import (
     local_addresses,
     reachable_interfaces,
 )
+from gradwire.transport.keys import KeyMaker, libcrypto_errors
 from gradwire.transport.native import load_engine
 from gradwire.transport.open_engine import check_cores
 
@@ -242,17 +243,22 @@ def _socket(host: Host, own: LocalAddress, settings: Settings) -> list[Finding]:
         typed = f"export GRADWIRE_CORES={len(os.sched_getaffinity(0))}"
         return [Finding("problem", "CPUs", f"{error}.", typed)]
     try:
-        engine = native.Engine(
-            endpoint=0,
-            workers=1,
-            servers=0,
-            session=1,
-            address=own.bound,
-            ports=settings.ports,
-            engines=settings.cores,
-            dscp=settings.dscp,
-            ecn=settings.ecn,
-        )
+        keys = KeyMaker(0, settings)
+        with libcrypto_errors():
+            engine = native.Engine(
+                endpoint=0,
+                workers=2,
+                servers=0,
+                session=1,
+                address=own.bound,
+                ports=settings.ports,
+                engines=settings.cores,
+                dscp=settings.dscp,
+                ecn=settings.ecn,
+                **keys.engine_options([keys.hello] * 2, settings.cores),
+            )
+    except EngineMissingError as error:
+        return [Finding("problem", "libcrypto", f"{error}.")]
     except (OSError, ValueError) as error:
         in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         typed = f"ss -ulpn 'sport = :{settings.ports[0]}'   # names the process" if in_use else ""

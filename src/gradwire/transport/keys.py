@@ -9,15 +9,16 @@ computes all of it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.core.errors import EngineMissingError
+from gradwire.core.errors import EngineMissingError, GradwireError
 from gradwire.core.plan import SMALLEST_DATAGRAM
 from gradwire.core.settings import Settings
 from gradwire.transport.native import load_engine
@@ -54,7 +55,11 @@ class Hello:
 
 
 class KeyMaker:
-    """Makes the keys of one endpoint for one meeting."""
+    """Makes the keys of one endpoint for one meeting.
+
+    Raises:
+        EngineMissingError: There is no libcrypto, or it does not do what keys need.
+    """
 
     def __init__(self, endpoint: int, settings: Settings) -> None:
         self.auth = settings.authentication
@@ -68,12 +73,14 @@ class KeyMaker:
         if self._key:
             self._own = os.urandom(SECRET_BYTES)
         leads = endpoint == 0 and not self._key
-        self.hello = Hello(
-            os.urandom(SECRET_BYTES).hex(),
-            native.x25519_public(self._own).hex() if self._own else "",
-            os.urandom(SESSION_BYTES).hex() if leads else "",
-            bool(native.has_aes()),
-        )
+        with libcrypto_errors():
+            native.hkdf_extract(ZEROS, ZEROS)  # that it can, while all may still hear of it
+            self.hello = Hello(
+                os.urandom(SECRET_BYTES).hex(),
+                native.x25519_public(self._own).hex() if self._own else "",
+                os.urandom(SESSION_BYTES).hex() if leads else "",
+                bool(native.has_aes()),
+            )
 
     @property
     def tag_bytes(self) -> int:
@@ -139,15 +146,29 @@ class KeyMaker:
         return hashlib.sha256(json.dumps([said, more]).encode()).digest()
 
 
+@contextlib.contextmanager
+def libcrypto_errors() -> Iterator[None]:
+    """Raises EngineMissingError, which names the setting, for what the engine says of libcrypto.
+
+    One that is configured for FIPS, for instance, has none of the functions that keys need.
+    """
+    try:
+        yield
+    except GradwireError:
+        raise
+    except RuntimeError as error:
+        configured = "" if "not found" in str(error) else " (is it configured for FIPS?)"
+        raise EngineMissingError(
+            f'auth: {error}{configured}, or set auth="none" and no key on all ranks where no '
+            "stranger reaches the network"
+        ) from error
+
+
 def _load_libcrypto() -> Any:
     """Loads libcrypto into the engine: that of Python's ssl where it is a file of its own."""
     native = load_engine()
-    try:
+    with libcrypto_errors():
         native.load_libcrypto(_candidates())
-    except RuntimeError as error:
-        raise EngineMissingError(
-            f'auth: {error}, or set auth="none" on all ranks where no stranger reaches the network'
-        ) from error
     return native
 
 

@@ -30,7 +30,7 @@ from gradwire.transport.introductions import (
     introduce,
     new_session,
 )
-from gradwire.transport.keys import KeyMaker
+from gradwire.transport.keys import KeyMaker, libcrypto_errors
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import load_engine
 from gradwire.transport.store import Store, base_store, store_host
@@ -156,22 +156,36 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
     own = chosen[endpoint]
     session = everybody[0].session
     try:
-        engine = native.Engine(
-            endpoint=endpoint,
-            workers=workers,
-            servers=servers,
-            session=session,
-            address=own.bound,
-            ports=settings.ports,
-            engines=settings.cores,
-            datagram_bytes=keys.without_tag(datagram),
-            peer_timeout_ns=int(settings.peer_timeout * 1e9),
-            memory_limit=settings.memory_limit,
-            dscp=settings.dscp,
-            ecn=settings.ecn,
-            ranks=meeting.names.ranks,
-            **keys.engine_options(hellos, settings.cores),
+        options = keys.engine_options(hellos, settings.cores)
+    except ValueError as error:
+        wrong = meeting.error(
+            f"{meeting.describe([endpoint])} can make no keys of what the others have published "
+            f"({error}): does something else write into the job's store?",
+            [endpoint],
         )
+        meeting.tell_failure(wrong)
+        raise wrong from error
+    try:
+        with libcrypto_errors():
+            engine = native.Engine(
+                endpoint=endpoint,
+                workers=workers,
+                servers=servers,
+                session=session,
+                address=own.bound,
+                ports=settings.ports,
+                engines=settings.cores,
+                datagram_bytes=keys.without_tag(datagram),
+                peer_timeout_ns=int(settings.peer_timeout * 1e9),
+                memory_limit=settings.memory_limit,
+                dscp=settings.dscp,
+                ecn=settings.ecn,
+                ranks=meeting.names.ranks,
+                **options,
+            )
+    except EngineMissingError as error:
+        meeting.tell_failure(error)
+        raise
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
         what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
