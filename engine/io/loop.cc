@@ -288,10 +288,13 @@ Snapshot Loop::snapshot() {
 std::vector<Timeline::Entry> Loop::record(size_t entries) {
   Impl& impl = *impl_;
   impl.require_owner();
+  {
+    const std::lock_guard lock(impl.mutex);
+    if (!impl.connected || impl.finished) return {};
+  }
   impl.push_command([&] { impl.entries_wanted = entries; });
   std::unique_lock lock(impl.mutex);
-  impl.changed.wait_for(lock, bounded(kSecond),
-                        [&] { return impl.finished || !impl.entries_wanted; });
+  impl.changed.wait(lock, [&] { return impl.finished || !impl.entries_wanted; });
   return std::exchange(impl.recorded, {});
 }
 
