@@ -657,6 +657,28 @@ def test_a_pool_logs_what_its_handler_raises(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_completion_waits_for_no_thread_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory has run out, a new thread ends before it begins; its start waits for ever."""
+    items: queue.Queue[int] = queue.Queue()
+    seen: queue.Queue[int] = queue.Queue()
+    released = threading.Event()
+
+    def poll() -> int | None:
+        try:
+            return items.get(timeout=0.05)
+        except queue.Empty:
+            return None
+
+    pool = CompletionPool(poll, seen.put, "test", lambda error: None)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: released.wait(60.0))
+    for item in range(3):
+        items.put(item)
+        assert seen.get(timeout=30) == item
+    released.set()
+    monkeypatch.undo()
+    pool.stop()
+
+
 def test_a_pool_that_cannot_grow_goes_on_with_the_threads_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -56,6 +56,9 @@ class CompletionPool(Generic[T]):
         self._stopping = False
         self._started = 0
         with self._mutex:
+            # The second one is there before it is needed: where memory has run out since, a new
+            # thread ends before it has begun, and Python waits for its beginning for ever.
+            self._spawn()
             self._spawn()
 
     def stop(self, timeout_s: float = 5.0) -> None:

@@ -259,9 +259,16 @@ def hosts() -> Iterator[Cell]:
         what="use_up_memory",
         says=("bad_alloc",),
     )
-    yield Cell(
-        "no memory left for a worker's engine", "rank 2", "either", "attached", what="use_up_memory"
-    )
+    for phase in ("attached", "forward", "push"):
+        yield Cell("no memory left for a worker", "rank 2", "either", phase, what="use_up_memory")
+        yield Cell(
+            "no memory left for a worker, not even what was freed",
+            "rank 2",
+            "either",
+            phase,
+            what="use_up_memory",
+            options={"least": 4096},
+        )
     yield Cell("buffers at the kernel's minimum", "rank 2", "on", "attached", what="shrink_buffers")
     yield Cell("GSO refused in mid-run", "rank 2", "on", what="refuse_trains")
     for ranks in (8, 16):

@@ -17,6 +17,7 @@ from typing import Any
 _CLONE_NEWNS = 0x00020000
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 _SO_NO_CHECK = 11
+_M_MMAP_THRESHOLD = -3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 Tell = Callable[..., None]
@@ -90,11 +91,18 @@ def use_up_descriptors() -> None:
 _kept: list[object] = []
 
 
-def use_up_memory(spare: int = 0) -> None:
-    """Leave this process no further memory of the system's, but for some bytes."""
+def use_up_memory(least: int = 0) -> None:
+    """Leave this process no further memory of the system's.
+
+    Args:
+        least: bytes from which on an allocation needs such memory, and does not get what others
+            have freed; 0 for what the C library does.
+    """
+    if least:
+        _libc.mallopt(_M_MMAP_THRESHOLD, least)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + spare
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    limit = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
 def fork(pid_kept: bool = False) -> None:
