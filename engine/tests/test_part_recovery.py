@@ -747,3 +747,11 @@ def test_the_loss_stays_below_one() -> None:
     loss = LossMeter()
     loss.add(1_000, 0, MS)
     assert 0.9 < loss.share(MS) < 1
+
+
+@pytest.mark.parametrize("per_second", [0.0, 1e-300, 1e-3])
+def test_copies_at_hardly_any_rate_are_looked_at_again_after_a_second(per_second: float) -> None:
+    copies = Copies()
+    copies.refill(per_second, SECOND)
+    due = copies.next(SECOND)
+    assert SECOND + MS < due <= 2 * SECOND + 1

@@ -29,8 +29,14 @@ class TokenBucket {
   }
   double tokens() const { return tokens_; }
   // Nanoseconds until the bucket holds so many tokens.
-  double wait(double tokens, double per_second) const {
-    return (tokens - tokens_) / per_second * 1e9;
+  Nanos wait(double tokens, double per_second) const {
+    return time_of(tokens - tokens_, per_second);
+  }
+  // Nanoseconds in which so many tokens come in: one at least, and no more than a second, after
+  // which a rate of nothing is looked at again.
+  static Nanos time_of(double tokens, double per_second) {
+    if (tokens <= 0) return 1;
+    return static_cast<Nanos>(std::clamp(tokens / per_second * 1e9, 1.0, 1.0 * kSecond));
   }
 
  private:

@@ -149,7 +149,7 @@ Nanos SendController::wait(bool several, Nanos now) {
   paced_ =
       rate_ > 0 && (several || far_ || throttled() || (!window_.starves() || window_.pace() < 1));
   if (!paced_ || tokens_.tokens() > 0) return 0;
-  return now + std::max<Nanos>(1, static_cast<Nanos>(awaited(tokens_, rate_)));
+  return now + awaited(tokens_, rate_);
 }
 
 // A receiver's port has no queue for the bytes that all its senders have saved up while the credit
@@ -158,7 +158,7 @@ Nanos SendController::hold(TokenBucket& tokens, double window, Nanos round, Nano
   const double rate = ramp() * breaker_.factor() * window / static_cast<double>(round) * 1e9;
   refill(tokens, rate, now);
   if (tokens.tokens() > 0) return 0;
-  return std::max<Nanos>(1, static_cast<Nanos>(awaited(tokens, rate)));
+  return awaited(tokens, rate);
 }
 
 void SendController::refill(TokenBucket& tokens, double rate, Nanos now) const {
@@ -166,7 +166,7 @@ void SendController::refill(TokenBucket& tokens, double rate, Nanos now) const {
   tokens.refill(rate, std::max(kTrainsAtOnce * quantum_bytes(), late), now);
 }
 
-double SendController::awaited(const TokenBucket& tokens, double rate) const {
+Nanos SendController::awaited(const TokenBucket& tokens, double rate) const {
   return tokens.wait(kTrainAwaited * quantum_bytes(), rate);
 }
 

@@ -122,7 +122,7 @@ class SendController {
   void spread(const LongPaths& far, double window);
 
   void refill(TokenBucket& tokens, double rate, Nanos now) const;
-  double awaited(const TokenBucket& tokens, double rate) const;
+  Nanos awaited(const TokenBucket& tokens, double rate) const;
 
   // Packets of the first window: several go to each peer, and fit the shortest queues.
   static constexpr double kFirst = 32;

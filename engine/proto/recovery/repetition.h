@@ -85,7 +85,7 @@ class Copies {
   Nanos next(Nanos now) {
     if (left_ >= 1) return 0;
     lacking_ = true;
-    return now + static_cast<Nanos>((1 - left_) / per_second_ * 1e9) + 1;
+    return now + TokenBucket::time_of(1 - left_, per_second_) + 1;
   }
   void take() { left_ -= 1; }
   double left() const { return left_; }

@@ -109,6 +109,7 @@ void bind_recovery(nb::module_& module) {
       .def(nb::init<>())
       .def("sent", &Copies::sent, "packets"_a = 1)
       .def("refill", &Copies::refill, "per_second"_a, "now"_a)
+      .def("next", &Copies::next, "now"_a)
       .def("left", &Copies::left)
       .def("lacking", &Copies::lacking);
   nb::class_<FirstRound>(module, "FirstRound")
