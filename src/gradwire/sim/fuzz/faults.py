@@ -197,7 +197,8 @@ KINDS: dict[str, Kind] = {
                     4 * life.hosts * (life.datagram + 42),
                 ),
             ),
-            **_where(chance, life),  # type: ignore[arg-type]
+            host=_host(chance, life),
+            direction=chance.choice(["up", "down"]),
         ),
         lambda link, fault: replace(
             link,
