@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.settings import Settings
+from gradwire.server import serve
 from gradwire.training.configure import configure
 from gradwire.transport.communicator import Communicator
 from threads import at_once
@@ -217,3 +218,36 @@ def test_the_doctor_finds_a_libcrypto_that_does_too_little(poor: dict[str, str])
     found = subprocess.run(command, env=poor, capture_output=True, text=True, check=False)
     findings = json.loads(found.stdout)["findings"]
     assert ("problem", "libcrypto") in [(each["level"], each["about"]) for each in findings]
+
+
+@pytest.mark.parametrize("given", [KEY, OTHER, ""])
+def test_a_server_needs_the_key_of_its_workers(given: str) -> None:
+    """As `gradwire server` takes it, from GRADWIRE_KEY; another one or none is refused by name."""
+    store = dist.HashStore()
+    options = {"route": "server", "rendezvous_timeout": 60, "interface": "lo"}
+    environment = {"GRADWIRE_KEY": given} if given else {}
+
+    def join(endpoint: int) -> Any:
+        try:
+            if endpoint == 2:
+                settings = Settings.build(options, environment=environment)
+                return serve(store, workers=2, index=0, settings=settings)
+            worker = Communicator(store, endpoint, 2, {**options, "key": KEY})
+        except RendezvousError as error:
+            return error
+        array = np.full(100_000, endpoint + 1.0, np.float32)
+        worker.all_reduce(array).wait(60)
+        worker.close()
+        return bool((array == 3.0).all())
+
+    *workers, served = at_once(3, join)
+    if given == KEY:
+        assert workers == [True, True]
+        assert served["forged"] == 0
+        return
+    for error in (*workers, served):
+        assert isinstance(error, RendezvousError)
+        assert error.ranks == (2,)
+        assert "server 0" in str(error)
+        assert KEY not in str(error)
+        assert OTHER not in str(error)
