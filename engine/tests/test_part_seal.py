@@ -132,6 +132,17 @@ def test_no_key_has_a_nonce_twice(key: str | None) -> None:
     assert len(streams) == count
 
 
+@pytest.mark.parametrize("key", [None, "5a" * 32])
+@pytest.mark.parametrize("own", [0, 1])
+def test_who_writes_the_store_cannot_bring_back_keys(own: int, key: str | None) -> None:
+    """By what was published in an earlier life, the endpoint's own part included."""
+    settings = Settings.build({"key": key}, environment={})
+    hellos = [KeyMaker(rank, settings).hello for rank in range(2)]
+    found = [KeyMaker(own, settings).engine_options(hellos)["secrets"] for _life in range(2)]
+    secrets = [secret for life in found for pair in life if pair for secret in pair]
+    assert len(set(secrets)) == 4
+
+
 def test_the_functions_are_those_of_the_standards() -> None:
     """RFC 7748 (5.2), RFC 5869 (A.1), and HKDF-Expand-Label by Python's HMAC."""
     scalar = "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4"

@@ -122,11 +122,13 @@ class KeyMaker:
 
     def _secrets(self, everybody: Sequence[Hello], core: int) -> Secrets:
         native = load_engine()
-        early = self._early(self._key or bytes.fromhex(everybody[0].session))
+        hellos = list(everybody)
+        hellos[self._endpoint] = self.hello  # what the store says of it may be of another life
+        early = self._early(self._key or bytes.fromhex(hellos[0].session))
         derived = native.hkdf_expand_label(early, "derived", hashlib.sha256().digest())
         without = None if self._own else native.hkdf_extract(derived, ZEROS)
         found: Secrets = []
-        for peer, hello in enumerate(everybody):
+        for peer, hello in enumerate(hellos):
             if peer == self._endpoint:
                 found.append(None)
                 continue
@@ -135,7 +137,7 @@ class KeyMaker:
                 shared = native.x25519(self._own, bytes.fromhex(hello.public))
                 handshake = native.hkdf_extract(derived, shared)
             low, high = sorted((peer, self._endpoint))
-            context = self._transcript([everybody[low], everybody[high]], low, high, core)
+            context = self._transcript([hellos[low], hellos[high]], low, high, core)
             up, down = (native.hkdf_expand_label(handshake, way, context) for way in ("up", "down"))
             found.append((up, down) if self._endpoint == low else (down, up))
         return found
