@@ -60,11 +60,12 @@ class Case {
   void send() {
     if (recovery_.full()) return;
     for (uint32_t left = 1 + input_.below(16); left > 0; --left) {
-      SentPacket& packet = recovery_.add();
+      SentPacket packet;
       packet.kind = input_.below(4) ? wire::Kind::push : wire::Kind::open;
       packet.bytes = static_cast<uint16_t>(256 + input_.below(1200));
       packet.recovers = input_.below(8) != 0;
-      recovery_.on_sent(packet, now_);
+      const uint32_t item = 0;
+      recovery_.send(packet, {&item, 1}, now_);
       flight_[packet.number] = packet.bytes;
       // The other end has it, or it was lost.
       if (input_.below(4)) acks_.record(packet.number, 1, input_.below(16) == 0, now_);

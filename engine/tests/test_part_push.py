@@ -12,6 +12,7 @@ from _parts import (
     Again,
     Aggregator,
     ChunkSender,
+    Grid,
     Memory,
     PassReceiver,
     PassSender,
@@ -22,7 +23,8 @@ from _parts import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from part_kit import CHUNK, MS, plan_of
+from gradwire._engine import Plan
+from part_kit import CHUNK, DATAGRAM, MS, plan_of
 
 # The schedule of an eager close: from the start on, one minus the bound is enough.
 EAGER = [("open", "all", 0, -1.0)]
@@ -44,6 +46,25 @@ def send(push: ChunkSender, most: int = 1_000) -> list[int]:
             break
         out.append(-sent[0] if sent[1] else sent[0])
     return out
+
+
+def test_a_slice_has_fresh_chunks_of_one_length_up_to_the_tail_and_holes_one_by_one() -> None:
+    push = push_of((250, 0.0))
+    assert push.slice(10) == ([*range(10)], False, False)
+    for chunk in (3, 4):
+        push.lost(chunk, Again.lost)
+    push.forget(12)
+    assert push.slice(10) == ([3], True, False)
+    assert push.slice(10) == ([4], True, False)
+    assert push.slice(10) == ([10, 11], False, False)
+    assert push.slice(1_000) == ([*range(13, 247)], False, False)
+    assert push.slice(1_000) == ([247, 248, 249], False, True)  # the last hundredth
+    assert push.slice(1_000) == ([], False, False)
+
+    plan = Plan(elements=5 * CHUNK // 2, regions=[(0, 5 * CHUNK // 2, 0.0)])
+    grid = Grid(plan, DATAGRAM, 1)
+    short = StreamPush(plan, grid, 0, [])
+    assert [short.slice(9)[0] for _ in range(3)] == [[0, 1], [2], []]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,6 @@
 namespace gradwire {
 
 namespace {
-// The share of a push whose last packets say so, for the close rule.
-constexpr double kTailShare = 0.01;
-
 // Critical chunks are of the first class.
 OpSpec with_classes(OpSpec spec) {
   if (spec.priorities.empty()) return spec;
@@ -385,28 +382,28 @@ Op::Backlog Op::backlog(uint16_t peer) const {
   return found;
 }
 
-// Pushes go first, because the results of all workers wait for them. A chunk is encoded whenever it
-// is sent; its values stay the same until it is decided.
-bool Op::next(uint16_t peer, bool fresh, uint8_t* memory, Chunk& chunk) {
+// Pushes go first, because the results of all workers wait for them.
+Chunks Op::next(uint16_t peer, bool fresh, size_t most) {
   if (working() && pulls_from(peer)) {
-    ChunkSender& push = sender(peer, wire::Kind::push);
-    if (push.next(chunk.id, chunk.again, fresh)) {
-      const codec::Format& format = spec.plan.format;
-      const uint64_t first = grid.offset[chunk.id];
-      chunk.encoded = !spec.data.are_payloads(format);
-      chunk.payload = chunk.encoded ? memory : spec.data.at(first);
-      if (chunk.encoded)
-        codec::encode(format, spec.data.floats(first), grid.length(chunk.id), memory);
-      if (!spec.priorities.empty())
-        chunk.flags = static_cast<uint16_t>(spec.priorities[chunk.id] << wire::kClassShift);
-      if (push.in_last(kTailShare)) chunk.flags |= wire::kTail;
-      return true;
+    const ChunkSender::Slice slice = sender(peer, wire::Kind::push).next(most, fresh);
+    if (!slice.chunks.empty()) {
+      uint16_t flags = slice.tail ? wire::kTail : 0;
+      if (!spec.priorities.empty()) flags |= spec.priorities[slice.chunks[0]] << wire::kClassShift;
+      return {slice.chunks, wire::Kind::push, slice.again, flags};
     }
   }
-  if (!sums_for(peer) || !aggregator_->back(peer).next(chunk.id, chunk.again, true)) return false;
-  chunk.kind = wire::Kind::pull;
-  chunk.payload = aggregator_->sum().result_payload(chunk.id);
-  return true;
+  if (!sums_for(peer)) return {};
+  const ChunkSender::Slice slice = aggregator_->back(peer).next(most, true);
+  return {slice.chunks, wire::Kind::pull, slice.again, 0};
+}
+
+// A chunk is encoded whenever it is sent; its values stay the same until it is decided.
+const void* Op::payload(wire::Kind kind, uint32_t chunk, uint8_t* memory) const {
+  if (kind == wire::Kind::pull) return aggregator_->sum().result_payload(chunk);
+  const uint64_t first = grid.offset[chunk];
+  if (!encodes()) return spec.data.at(first);
+  codec::encode(spec.plan.format, spec.data.floats(first), grid.length(chunk), memory);
+  return memory;
 }
 
 uint8_t Op::dscp_of_class(uint16_t peer, bool fresh, uint8_t usual) const {

@@ -30,14 +30,12 @@ inline Fate fate_of(bool good) {
   return good ? Fate::taken : Fate::malformed;
 }
 
-// Chunk is the next chunk of an op for a peer.
-struct Chunk {
-  uint32_t id = 0;
+// Chunks are chunks of an op that go to a peer one after another, of one length.
+struct Chunks {
+  std::span<const uint32_t> ids;  // until the next call
   wire::Kind kind = wire::Kind::push;
   bool again = false;
-  bool encoded = false;
   uint16_t flags = 0;
-  const void* payload = nullptr;
 };
 
 class Op {
@@ -116,9 +114,15 @@ class Op {
     uint32_t fresh = 0;  // chunks of a push that go for the first time
   };
   Backlog backlog(uint16_t peer) const;
-  // Takes the next chunk for a peer; false when there is none. `fresh`: pushes may include chunks
-  // that were not sent before. `memory`: for its encoded payload.
-  bool next(uint16_t peer, bool fresh, uint8_t* memory, Chunk& chunk);
+  // Takes the next chunks for a peer, so many at most. `fresh`: pushes may include chunks that were
+  // not sent before.
+  Chunks next(uint16_t peer, bool fresh, size_t most);
+  // The payload of a chunk that goes now, encoded in `memory` if the op encodes.
+  const void* payload(wire::Kind kind, uint32_t chunk, uint8_t* memory) const;
+  // Chunks differ in nothing but their number.
+  bool alike() const {
+    return spec.priorities.empty() && spec.plan.class_dscp.empty() && !encodes();
+  }
   // The DSCP of the chunk that goes to a peer next. `usual`: where no class has one of its own.
   uint8_t next_dscp(uint16_t peer, bool fresh, uint8_t usual) const {
     return spec.plan.class_dscp.empty() ? usual : dscp_of_class(peer, fresh, usual);

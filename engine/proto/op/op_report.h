@@ -19,8 +19,8 @@ struct Traffic {
   uint64_t packets = 0;
   uint64_t retransmissions = 0;
 
-  void add(size_t sent) {
-    ++packets;
+  void add(size_t sent, uint64_t count = 1) {
+    packets += count;
     bytes += sent;
   }
 };

@@ -14,9 +14,9 @@ class EarlyChunks {
   // How many more may go where `most` may. Packets that a late peer refuses would be sent again and
   // again.
   uint64_t room(size_t most) const { return most - std::min(most, all_); }
-  void add(uint64_t op) {
-    ++by_op_[op];
-    ++all_;
+  void add(uint64_t op, size_t chunks) {
+    by_op_[op] += chunks;
+    all_ += chunks;
   }
   // The peer has started the op, or the op is over.
   void forget(uint64_t op) {

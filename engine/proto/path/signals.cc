@@ -211,14 +211,12 @@ uint64_t Path::write_control(Nanos now, Train& train) {
   const uint32_t handle = control.take();
   const ControlFrame& frame = control.at(handle);
   const size_t bytes = wire::kHeaderBytes + frame.payload.size();
-  SentPacket& packet = recovery.add();
+  SentPacket packet;
   packet.op = frame.op;
-  packet.item = handle;
   packet.kind = frame.kind;
   packet.bytes = static_cast<uint16_t>(bytes);
-  packet.recovers = true;
   packet.ect = ecn.sent.capable();
-  recovery.on_sent(packet, now);
+  recovery.send(packet, {&handle, 1}, now);
   uint8_t* at = begin_control(train, peer, bytes);
   wire::write_header(at, header_of(packet, frame.part, standing.backlog, now));
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());

@@ -13,7 +13,9 @@ TrainWriter::TrainWriter(Path& path, uint32_t most, std::vector<uint8_t>& memory
       most_(std::min(most, path.port.longest_train())),
       left_(path.standing.backlog),
       early_(path.early_room()),
+      loss_(path.loss_to.share(now)),
       by_share_((path.port.sender.led_by_receiver() && path.standing.spreads) || path.hold.held) {
+  if (memory_.empty()) memory_.resize(Train::kMaxBytes);
   train.destination = path.peer;
   train.count = train.total_bytes = train.segment_bytes = 0;
 }
@@ -31,93 +33,95 @@ void TrainWriter::fill(Op& op) {
     const bool fresh = !is_early || early_ > 0;
     const uint8_t dscp = op.next_dscp(path_.peer, fresh, path_.port.config.dscp);
     full_ = train_.count && dscp != train_.dscp;  // a train has one DSCP
-    Chunk chunk;
-    if (full_ || !op.next(path_.peer, fresh, payload_memory(op), chunk)) return;
-    if (is_early) count_early(op, chunk);
+    if (full_) return;
+    const Chunks chunks = op.next(path_.peer, fresh, in_parts ? 1 : most_alike(op, is_early));
+    if (chunks.ids.empty()) return;
+    if (is_early) count_early(op, chunks);
     train_.dscp = dscp;
-    write_twins(op, chunk);
-    const uint32_t bytes = write(op, chunk, false);
+    write_twins(op, chunks);
+    const uint32_t bytes = write(op, chunks, false);
     // A shorter datagram ends a train.
     full_ = bytes < longest || encoded_ >= kMostEncoded || in_parts;
   }
 }
 
-// Where the payload of the next chunk goes if it is encoded.
-uint8_t* TrainWriter::payload_memory(const Op& op) {
-  if (!op.encodes()) return nullptr;
-  if (memory_.empty()) memory_.resize(Train::kMaxBytes);
-  return memory_.data() + train_.total_bytes;
+// Counts chunks that go before the peer is known to have started their op.
+void TrainWriter::count_early(const Op& op, const Chunks& chunks) {
+  if (chunks.kind != wire::Kind::push || chunks.again) return;
+  path_.started.early.add(op.id, chunks.ids.size());
+  early_ -= chunks.ids.size();
 }
 
-// Counts a chunk that goes before the peer is known to have started its op.
-void TrainWriter::count_early(const Op& op, const Chunk& chunk) {
-  if (chunk.kind != wire::Kind::push || chunk.again) return;
-  path_.started.early.add(op.id);
-  --early_;
+// The chunks that may be taken at once. `early`: they may go before the peer has started the op.
+size_t TrainWriter::most_alike(const Op& op, bool early) const {
+  if (!op.alike() || (loss_ != 0 && path_.profile().twins)) return 1;
+  const uint64_t most = std::min<uint64_t>(most_ - train_.count, path_.recovery.room());
+  return early && early_ ? std::min(most, early_) : most;
 }
 
 // The copies of a chunk that go right before it. They go only where the path is long and loses, and
 // where the queue here is short.
-uint32_t TrainWriter::twins_of(const Op& op, const Chunk& chunk) const {
+uint32_t TrainWriter::twins_of(const Op& op, const Chunks& chunks) const {
   const Twins& twins = path_.recovery.twins;
-  const double loss = path_.loss_to.share(now_);
-  if (loss == 0 || !path_.profile().twins || path_.port.sender.queued() ||
-      !twins.apt(path_.recovery.rtt.round(), now_) || op.in_passes(chunk.kind) || op.commits() ||
-      op.grid.length(chunk.id) < op.grid.chunk_elements)
+  if (loss_ == 0 || !path_.profile().twins || path_.port.sender.queued() ||
+      !twins.apt(path_.recovery.rtt.round(), now_) || op.in_passes(chunks.kind) || op.commits() ||
+      op.grid.length(chunks.ids[0]) < op.grid.chunk_elements)
     return 0;
-  if (chunk.again) return twins.of_lost(loss);
-  const double last = Twins::last(loss, path_.port.config.workers - size_t{1});
+  if (chunks.again) return twins.of_lost(loss_);
+  const double last = Twins::last(loss_, path_.port.config.workers - size_t{1});
   const auto most = static_cast<uint64_t>(last * static_cast<double>(op.grid.shards[0].size()));
-  return left_ <= most && op.in_last(path_.peer, chunk.kind, last) ? twins.of_last(loss) : 0;
+  return left_ <= most && op.in_last(path_.peer, chunks.kind, last) ? twins.of_last(loss_) : 0;
 }
 
-void TrainWriter::write_twins(Op& op, const Chunk& chunk) {
-  for (uint32_t left = twins_of(op, chunk);
-       left && train_.count + 1 < path_.port.longest_train() && !path_.recovery.full(); --left)
-    write(op, chunk, true);
-}
-
-// Appends a chunk as one packet; returns its length. `twin`: the chunk follows again.
-uint32_t TrainWriter::write(Op& op, const Chunk& chunk, bool twin) {
-  Port& port = path_.port;
-  if (twin) {
+void TrainWriter::write_twins(Op& op, const Chunks& chunks) {
+  for (uint32_t left = twins_of(op, chunks);
+       left && train_.count + 1 < path_.port.longest_train() && !path_.recovery.full(); --left) {
+    write(op, chunks, true);
     path_.recovery.twins.take();
-    ++port.counters.copies;
-  } else if (left_) {
-    --left_;
+    ++path_.port.counters.copies;
   }
-  const uint32_t length = op.grid.length(chunk.id);
-  if (chunk.encoded && !twin) encoded_ += length;
+}
+
+// Appends chunks as one packet each; returns their length. `twin`: they follow again.
+uint32_t TrainWriter::write(Op& op, const Chunks& chunks, bool twin) {
+  const auto count = static_cast<uint32_t>(chunks.ids.size());
+  const uint32_t length = op.grid.length(chunks.ids[0]);
   const size_t payload_bytes = op.spec.plan.format.bytes(length);
-  SentPacket& packet = path_.recovery.add();
+  if (op.encodes() && chunks.kind == wire::Kind::push && !twin) encoded_ += length;
+  SentPacket packet;
   packet.op = op.id;
-  packet.item = chunk.id;
-  packet.kind = chunk.kind;
+  packet.kind = chunks.kind;
   packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
-  packet.recovers = !twin && !op.in_passes(chunk.kind);
+  packet.recovers = !twin && !op.in_passes(chunks.kind);
   packet.twin = twin;
   packet.ect = path_.ecn.sent.capable();
-  path_.recovery.on_sent(packet, now_);
-  wire::Header header = path_.header_of(packet, chunk.id, left_, now_);
-  header.flags = chunk.flags;
-  if (left_ && (packet.number >= path_.allowed.credit || by_share_))
-    header.flags |= wire::kOutOfCredit;
-  uint8_t* at = train_.next_header();
-  wire::write_header(at, header);
-  train_.spans[2 * train_.count] = {at, wire::kHeaderBytes};
-  train_.spans[2 * train_.count + 1] = {chunk.payload, payload_bytes};
+  path_.recovery.send(packet, chunks.ids, now_);
   if (train_.count == 0) {
     train_.segment_bytes = packet.bytes;
     train_.ecn = packet.ect ? kEct0 : kNotEct;
   }
-  train_.total_bytes += packet.bytes;
-  ++train_.count;
-  op.traffic.add(packet.bytes);
-  if (chunk.again || twin) {
-    ++op.traffic.retransmissions;
-    op.waits.resent.add(path_.peer, 1);
-    ++port.counters.retransmissions;
-    ++path_.counted.retransmissions;
+  wire::Header header = path_.header_of(packet, 0, 0, now_);
+  for (const uint32_t chunk : chunks.ids) {
+    if (left_ && !twin) --left_;
+    const bool out = left_ && (packet.number >= path_.allowed.credit || by_share_);
+    header.packet_number = static_cast<uint32_t>(packet.number++);
+    header.chunk = chunk;
+    header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left_, UINT16_MAX));
+    header.flags = chunks.flags | (out ? wire::kOutOfCredit : 0);
+    uint8_t* at = train_.next_header();
+    wire::write_header(at, header);
+    uint8_t* const memory = memory_.data() + train_.total_bytes;
+    train_.spans[2 * train_.count] = {at, wire::kHeaderBytes};
+    train_.spans[2 * train_.count + 1] = {op.payload(chunks.kind, chunk, memory), payload_bytes};
+    train_.total_bytes += packet.bytes;
+    ++train_.count;
+  }
+  op.traffic.add(count * packet.bytes, count);
+  if (chunks.again || twin) {
+    op.traffic.retransmissions += count;
+    op.waits.resent.add(path_.peer, count);
+    path_.port.counters.retransmissions += count;
+    path_.counted.retransmissions += count;
   }
   return packet.bytes;
 }

@@ -25,11 +25,11 @@ class TrainWriter {
   void fill(Op& op);
 
  private:
-  uint8_t* payload_memory(const Op& op);
-  void count_early(const Op& op, const Chunk& chunk);
-  uint32_t twins_of(const Op& op, const Chunk& chunk) const;
-  void write_twins(Op& op, const Chunk& chunk);
-  uint32_t write(Op& op, const Chunk& chunk, bool twin);
+  void count_early(const Op& op, const Chunks& chunks);
+  size_t most_alike(const Op& op, bool early) const;
+  uint32_t twins_of(const Op& op, const Chunks& chunks) const;
+  void write_twins(Op& op, const Chunks& chunks);
+  uint32_t write(Op& op, const Chunks& chunks, bool twin);
 
   // Elements encoded for one train. Its packets are stamped before, so the time of encoding looks
   // like queueing to the receiver.
@@ -42,6 +42,7 @@ class TrainWriter {
   uint32_t most_;         // packets
   uint64_t left_;         // chunks that wait for this peer
   uint64_t early_;        // chunks that may go early
+  double loss_;           // the share of packets that is lost
   bool by_share_;         // the receiver's window limits this path
   uint32_t encoded_ = 0;  // elements
   bool full_ = false;

@@ -10,15 +10,15 @@ std::unique_ptr<ChunkSender> make_pull_sender(const Plan& plan, const Grid& grid
                                               const Grid::Shard& shard,
                                               const std::vector<uint32_t>& finished) {
   static const std::vector<uint32_t> kNoResults;
-  if (plan.pull == Pull::none) return std::make_unique<StreamPull>(shard, kNoResults);
-  if (plan.pull != Pull::lossy) return std::make_unique<StreamPull>(shard, finished);
+  if (plan.pull == Pull::none) return std::make_unique<StreamPull>(grid, shard, kNoResults);
+  if (plan.pull != Pull::lossy) return std::make_unique<StreamPull>(grid, shard, finished);
   if (plan.control == Control::probe) return std::make_unique<PassSender>(shard, &finished);
   return std::make_unique<LossyPull>(plan, grid, shard, finished);
 }
 
 LossyPull::LossyPull(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
                      const std::vector<uint32_t>& finished)
-    : StreamPull(shard, finished, false), grid_(grid), end_(shard.end), open_(plan.regions.size()) {
+    : StreamPull(grid, shard, finished, false), end_(shard.end), open_(plan.regions.size()) {
   for (uint32_t c = shard.begin; c < shard.end; ++c)
     regions_left_ += !std::exchange(open_[grid.region[c]], 1);
 }

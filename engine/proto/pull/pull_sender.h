@@ -20,9 +20,9 @@ std::unique_ptr<ChunkSender> make_pull_sender(const Plan& plan, const Grid& grid
 // StreamPull sends each result until it is acknowledged or forgotten.
 class StreamPull : public StreamSender {
  public:
-  StreamPull(const Grid::Shard& shard, const std::vector<uint32_t>& finished,
+  StreamPull(const Grid& grid, const Grid::Shard& shard, const std::vector<uint32_t>& finished,
              bool holes_first = true)
-      : StreamSender(shard, finished, shard.size(), holes_first) {}
+      : StreamSender(grid, shard, finished, shard.size(), holes_first) {}
 
   uint32_t backlog(bool) const override { return static_cast<uint32_t>(unsent() + again_.size()); }
   void lost(uint32_t chunk, Again) override {
@@ -44,7 +44,6 @@ class LossyPull : public StreamPull {
   bool stop_region(uint32_t region) override;
 
  private:
-  const Grid& grid_;
   uint32_t end_;               // chunk
   std::vector<uint8_t> open_;  // by region: more is needed
   uint32_t regions_left_ = 0;

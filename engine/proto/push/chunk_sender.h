@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "proto/base/again.h"
@@ -23,8 +24,15 @@ class ChunkSender {
   virtual uint32_t backlog(bool fresh) const = 0;
   // True when the receiver needs nothing more.
   virtual bool settled() const = 0;
-  // Takes the next chunk; false when there is nothing to send now. A pull is always `fresh`.
-  virtual bool next(uint32_t& chunk, bool& again, bool fresh) = 0;
+  // Slice is chunks of one length that go one after another; one that is shorter goes alone.
+  struct Slice {
+    std::span<const uint32_t> chunks;  // until the next call
+    bool again = false;                // they have gone before
+    bool tail = false;                 // less than kTailShare of all follows
+  };
+  // Takes the chunks that go next, so many at most; none when there is nothing to send now. A pull
+  // is always `fresh`.
+  virtual Slice next(size_t most, bool fresh) = 0;
   // The chunk that next() would take, where chunks have classes.
   virtual bool peek(uint32_t& /*chunk*/, bool /*fresh*/) { return false; }
   // True for the chunk from which on less than this share of all follows.
@@ -51,6 +59,8 @@ class ChunkSender {
   virtual PassSender* passes() { return nullptr; }
 
  protected:
+  // The share of a push whose last packets say so, for the close rule.
+  static constexpr double kTailShare = 0.01;
   // True when less than this share of a list of so many follows the place `at`.
   static bool last_of(size_t at, size_t size, double share) {
     return at + static_cast<size_t>(share * static_cast<double>(size)) >= size;

@@ -33,14 +33,13 @@ void PassSender::skip_settled() {
   while (cursor_ < list_.size() && state(list_[cursor_]) != State::open) ++cursor_;
 }
 
-bool PassSender::next(uint32_t& chunk, bool& again, bool fresh) {
-  if (!fresh || stopped_) return false;
+ChunkSender::Slice PassSender::next(size_t, bool fresh) {
+  if (!fresh || stopped_) return {};
   join();
   skip_settled();
-  if (cursor_ == list_.size()) return false;
-  chunk = list_[cursor_++];
-  again = pass_ > 1;
-  return true;
+  if (cursor_ == list_.size()) return {};
+  const std::span<const uint32_t> chunk(&list_[cursor_++], 1);
+  return {chunk, pass_ > 1, in_last(kTailShare)};
 }
 
 bool PassSender::take_probe() {

@@ -31,7 +31,7 @@ class PassSender : public ChunkSender {
   uint32_t backlog(bool fresh) const override;
   // True once nothing will be sent any more.
   bool settled() const override { return stopped_ || (sealed_ && open_ == 0); }
-  bool next(uint32_t& chunk, bool& again, bool fresh) override;
+  Slice next(size_t most, bool fresh) override;
   bool in_last(double share) const override { return last_of(cursor_, list_.size(), share); }
   void forget(uint32_t chunk) override;
   void finish() override { stopped_ = true; }

@@ -22,10 +22,10 @@ void SparePush::put_back(uint32_t chunk) {
   reserve_[grid_.region[chunk]].waiting.push(chunk);
 }
 
-bool SparePush::next(uint32_t& chunk, bool& again, bool fresh) {
-  if (!StreamPush::next(chunk, again, fresh)) return false;
-  if (std::exchange(unsent_[chunk - begin_], 0)) again = false;
-  return true;
+ChunkSender::Slice SparePush::next(size_t most, bool fresh) {
+  Slice slice = StreamPush::next(most, fresh);
+  if (slice.again && std::exchange(unsent_[slice.chunks[0] - begin_], 0)) slice.again = false;
+  return slice;
 }
 
 void SparePush::lost(uint32_t chunk, Again why) {

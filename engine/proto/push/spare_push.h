@@ -13,7 +13,7 @@ class SparePush : public StreamPush {
  public:
   SparePush(const Plan& plan, const Grid& grid, const Grid::Shard& shard, const PushList& list);
 
-  bool next(uint32_t& chunk, bool& again, bool fresh) override;
+  Slice next(size_t most, bool fresh) override;
   void lost(uint32_t chunk, Again why) override;
 
  private:

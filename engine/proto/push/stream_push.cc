@@ -11,9 +11,8 @@ bool holes_first(Spend spend) {
 }  // namespace
 
 StreamPush::StreamPush(const Plan& plan, const Grid& grid, const Grid::Shard& shard, PushList list)
-    : StreamSender(shard, sent_, list.sent.size(), holes_first(plan.spend)),
+    : StreamSender(grid, shard, sent_, list.sent.size(), holes_first(plan.spend)),
       plan_(plan),
-      grid_(grid),
       sent_(std::move(list.sent)),
       critical_(std::move(list.critical)),
       due_(sent_.size()),

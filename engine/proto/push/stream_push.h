@@ -28,7 +28,6 @@ class StreamPush : public StreamSender {
   size_t due() const override { return due_; }
 
   const Plan& plan_;
-  const Grid& grid_;
   std::vector<uint32_t> sent_;
   std::vector<uint8_t> critical_;  // by chunk of the shard
   size_t due_;                     // chunks of the list, and spares that have gone

@@ -1,5 +1,7 @@
 #include "proto/push/stream_sender.h"
 
+#include <algorithm>
+
 namespace gradwire {
 
 bool StreamSender::peek_again(uint32_t& chunk) {
@@ -24,17 +26,28 @@ bool StreamSender::peek(uint32_t& chunk, bool fresh) {
   return (fresh && peek_fresh(chunk)) || (!holes_first_ && peek_again(chunk));
 }
 
-bool StreamSender::next(uint32_t& chunk, bool& again, bool fresh) {
-  if (!StreamSender::peek(chunk, fresh)) return false;
-  again = state(chunk) == State::queued;
-  if (again) {
+ChunkSender::Slice StreamSender::next(size_t most, bool fresh) {
+  uint32_t first = 0;
+  if (!StreamSender::peek(first, fresh)) return {};
+  if (state(first) == State::queued) {
     (again_.empty() ? forgivable_ : again_).pop();
     --queued_;
-  } else {
-    ++cursor_;
+    state(first) = State::flight;
+    hole_ = first;
+    return {{&hole_, 1}, true, in_last(kTailShare)};
   }
-  state(chunk) = State::flight;
-  return true;
+  const size_t begin = cursor_;
+  const bool tail = last_of(begin + 1, whole_, kTailShare);
+  const auto like_first = [&](uint32_t chunk) {
+    return state(chunk) == State::idle && grid_.length(chunk) == grid_.length(first) &&
+           last_of(cursor_ + 1, whole_, kTailShare) == tail;
+  };
+  // A shorter chunk ends a train.
+  const bool shorter = grid_.length(first) < grid_.chunk_elements;
+  const size_t end = std::min(list_.size(), begin + (shorter ? 1 : most));
+  do state(list_[cursor_++]) = State::flight;
+  while (cursor_ < end && like_first(list_[cursor_]));
+  return {{&list_[begin], cursor_ - begin}, false, tail};
 }
 
 void StreamSender::queue(uint32_t chunk, bool forgivable) {

@@ -16,7 +16,7 @@ namespace gradwire {
 class StreamSender : public ChunkSender {
  public:
   bool settled() const override { return over_ >= due(); }
-  bool next(uint32_t& chunk, bool& again, bool fresh) override;
+  Slice next(size_t most, bool fresh) override;
   bool peek(uint32_t& chunk, bool fresh) override;
   bool in_last(double share) const override { return last_of(cursor_, whole_, share); }
   // A chunk that was sent twice may have arrived, so it is not in flight.
@@ -29,11 +29,12 @@ class StreamSender : public ChunkSender {
   // reserved: it goes only in place of another (SparePush).
   enum class State : uint8_t { idle, flight, acked, queued, reserved, done };
 
-  // `list` may grow, and outlives this. `whole`: the chunks that it has in the end. `holes_first`:
-  // lost chunks go before fresh ones.
-  StreamSender(const Grid::Shard& shard, const std::vector<uint32_t>& list, size_t whole,
-               bool holes_first)
-      : begin_(shard.begin),
+  // `list` may grow, and outlives this as `grid` does. `whole`: the chunks that it has in the end.
+  // `holes_first`: lost chunks go before fresh ones.
+  StreamSender(const Grid& grid, const Grid::Shard& shard, const std::vector<uint32_t>& list,
+               size_t whole, bool holes_first)
+      : grid_(grid),
+        begin_(shard.begin),
         list_(list),
         whole_(whole),
         holes_first_(holes_first),
@@ -52,6 +53,7 @@ class StreamSender : public ChunkSender {
   }
   size_t unsent() const { return list_.size() - cursor_; }
 
+  const Grid& grid_;
   uint32_t begin_;
   const std::vector<uint32_t>& list_;
   ChunkFifo again_;       // chunks to be sent again
@@ -66,7 +68,8 @@ class StreamSender : public ChunkSender {
   bool holes_first_;
   Zeroed<State> state_;  // by chunk of the shard
   size_t cursor_ = 0;
-  size_t over_ = 0;  // chunks
+  size_t over_ = 0;    // chunks
+  uint32_t hole_ = 0;  // the chunk that goes again
 };
 
 }  // namespace gradwire

@@ -2,13 +2,15 @@
 // reordering time (RFC 8985 §6.2) with a loss timer (RFC 9002 §6.1.2), probe time-outs (§6.2) and,
 // under heavy loss, by repetition before an ACK can arrive.
 //
-// Call on_sent() for each packet, on_ack() for each ACK, detect_losses() after it and once
+// Call send() for packets, on_ack() for each ACK, detect_losses() after it and once
 // loss_due() has come, on_timeout() once next_timeout() is due. What a packet carries is the
 // caller's matter: it gets copies of the packets that are acknowledged or lost. on_ack() is the
 // only one to sample the round-trip time, except for the caller's pings.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "proto/base/again.h"
@@ -42,16 +44,20 @@ class Recovery {
   uint64_t next() const { return sent_.next(); }
   uint64_t lowest() const { return sent_.lowest(); }
   uint64_t in_flight() const { return sent_.in_flight(); }
-  bool full() const { return sent_.full(); }
-  // Adds the next packet, whose fields the caller sets before on_sent().
-  SentPacket& add() { return sent_.push(); }
-  void on_sent(SentPacket& packet, Nanos now) {
+  // Packets that may be sent before one of those in flight has left.
+  uint64_t room() const { return sent_.room(); }
+  bool full() const { return room() == 0; }
+  // Adds the next packets, one for each item, whose other fields are those of `packet`. It gets the
+  // number of the first.
+  void send(SentPacket& packet, std::span<const uint32_t> items, Nanos now) {
+    packet.number = sent_.next();
     packet.time = timer_base_ = now;
+    sent_.push(packet, items);
     // Control frames need no credit, so they use up no probes.
-    if (!packet.data())
+    if (packet.data())
+      probes_ -= static_cast<uint32_t>(std::min<uint64_t>(probes_, items.size()));
+    else
       control_.push_back(packet.number);
-    else if (probes_)
-      --probes_;
     starved_ = false;
   }
 

@@ -3,7 +3,9 @@
 // in flight.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -41,20 +43,23 @@ class SentPackets {
   uint64_t next() const { return next_; }
   uint64_t lowest() const { return lowest_; }  // no packet below it is in flight
   uint64_t in_flight() const { return in_flight_; }
-  bool full() const { return next_ - lowest_ >= kMost - 1; }
+  // The packets that can be added.
+  uint64_t room() const { return kMost - 1 - std::min(next_ - lowest_, kMost - 1); }
 
-  SentPacket& push() {
-    // The slot of a packet that was sent again is kept, because its ACK may still arrive.
-    if (next_ - lowest_ >= mask_ ||
-        (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
-      grow();
-    SentPacket& p = at(next_);
-    p.number = next_++;
-    p.twin = false;
-    p.state = SentPacket::State::flight;
-    open_.set(p.number);
-    ++in_flight_;
-    return p;
+  // Adds packets that differ in number and item only.
+  void push(SentPacket packet, std::span<const uint32_t> items) {
+    packet.state = SentPacket::State::flight;
+    for (const uint32_t item : items) {
+      // The slot of a packet that was sent again is kept, because its ACK may still arrive.
+      if (next_ - lowest_ >= mask_ ||
+          (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
+        grow();
+      packet.number = next_;
+      packet.item = item;
+      at(next_++) = packet;
+    }
+    open_.set(next_ - items.size(), next_ - 1);
+    in_flight_ += items.size();
   }
 
   // The lowest number that has not been overwritten.

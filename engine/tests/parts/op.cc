@@ -124,11 +124,13 @@ void bind_op(nb::module_& module) {
           "next",
           [](OneOp& self,
              uint16_t peer) -> std::optional<std::tuple<uint8_t, uint32_t, bool, nb::bytes>> {
-            Chunk chunk;
-            if (!self.op->next(peer, true, self.encoded.data(), chunk)) return std::nullopt;
-            const size_t bytes = self.op->spec.plan.format.bytes(self.op->grid.length(chunk.id));
-            return std::tuple(static_cast<uint8_t>(chunk.kind), chunk.id, chunk.again,
-                              nb::bytes(chunk.payload, bytes));
+            const Chunks chunks = self.op->next(peer, true, 1);
+            if (chunks.ids.empty()) return std::nullopt;
+            const uint32_t chunk = chunks.ids[0];
+            const size_t bytes = self.op->spec.plan.format.bytes(self.op->grid.length(chunk));
+            const void* payload = self.op->payload(chunks.kind, chunk, self.encoded.data());
+            return std::tuple(static_cast<uint8_t>(chunks.kind), chunk, chunks.again,
+                              nb::bytes(payload, bytes));
           },
           "peer"_a)
       .def("backlog",

@@ -52,7 +52,7 @@ void bind_ends(nb::module_& module) {
   nb::class_<EarlyChunks>(module, "EarlyChunks")
       .def(nb::init<>())
       .def("room", &EarlyChunks::room, "most"_a)
-      .def("add", &EarlyChunks::add, "op"_a)
+      .def("add", &EarlyChunks::add, "op"_a, "chunks"_a = 1)
       .def("forget", &EarlyChunks::forget, "op"_a);
 
   module.def(

@@ -37,12 +37,19 @@ void bind_push(nb::module_& module) {
       .def(
           "next",
           [](ChunkSender& self, bool fresh) -> std::optional<std::tuple<uint32_t, bool>> {
-            uint32_t chunk = 0;
-            bool again = false;
-            if (!self.next(chunk, again, fresh)) return std::nullopt;
-            return std::tuple(chunk, again);
+            const ChunkSender::Slice slice = self.next(1, fresh);
+            if (slice.chunks.empty()) return std::nullopt;
+            return std::tuple(slice.chunks[0], slice.again);
           },
           "fresh"_a = true)
+      .def(
+          "slice",
+          [](ChunkSender& self, size_t most) {
+            const ChunkSender::Slice slice = self.next(most, true);
+            const std::vector<uint32_t> chunks(slice.chunks.begin(), slice.chunks.end());
+            return std::tuple(chunks, slice.again, slice.tail);
+          },
+          "most"_a)
       .def("peek",
            [](ChunkSender& self) -> std::optional<uint32_t> {
              uint32_t chunk = 0;
