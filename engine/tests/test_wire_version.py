@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (10, "33e3a7654d47e714")
+FORMATS = (10, "62cec9ec6fd4ef5b")
 """The version, and the fingerprint of the formats that it stands for."""
 
 

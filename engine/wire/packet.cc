@@ -4,24 +4,6 @@
 
 namespace gradwire::wire {
 
-void write_common(uint8_t* at, const Common& common) {
-  at = put(at, common.version);
-  at = put(at, static_cast<uint8_t>(common.kind));
-  at = put(at, common.source);
-  put(at, common.session);
-}
-
-void write_header(uint8_t* at, const Header& header) {
-  write_common(at, header.common);
-  at += kCommonBytes;
-  at = put(at, header.packet_number);
-  at = put(at, header.send_time_us);
-  at = put(at, header.op);
-  at = put(at, header.chunk);
-  at = put(at, header.backlog);
-  put(at, header.flags);
-}
-
 size_t write_ack(uint8_t* at, const Common& common, const Ack& ack) {
   uint8_t* const start = at;
   write_common(at, common);
@@ -39,31 +21,6 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack) {
   at = put(at, ack.ce);
   std::memcpy(at, ack.bitmap, ack.words * sizeof(uint64_t));
   return static_cast<size_t>(at - start) + ack.words * sizeof(uint64_t);
-}
-
-std::optional<Common> read_common(std::span<const uint8_t> datagram) {
-  Reader reader(datagram);
-  Common common{};
-  common.version = reader.get<uint8_t>();
-  common.kind = static_cast<Kind>(reader.get<uint8_t>());
-  common.source = reader.get<uint16_t>();
-  common.session = reader.get<uint32_t>();
-  if (!reader.ok()) return std::nullopt;
-  return common;
-}
-
-std::optional<Header> read_header(std::span<const uint8_t> datagram) {
-  if (datagram.size() < kHeaderBytes) return std::nullopt;
-  Header header{};
-  header.common = *read_common(datagram);
-  Reader reader(datagram.subspan(kCommonBytes));
-  header.packet_number = reader.get<uint32_t>();
-  header.send_time_us = reader.get<uint32_t>();
-  header.op = reader.get<uint32_t>();
-  header.chunk = reader.get<uint32_t>();
-  header.backlog = reader.get<uint16_t>();
-  header.flags = reader.get<uint16_t>();
-  return header;
 }
 
 bool read_ack(std::span<const uint8_t> datagram, Ack& ack) {
@@ -145,14 +102,6 @@ std::optional<Pass> read_pass(std::span<const uint8_t> payload) {
   const auto number = reader.get<uint32_t>();
   if (!reader.ok() || way > 1) return std::nullopt;
   return Pass{static_cast<Way>(way), number};
-}
-
-uint64_t expand(uint32_t low, uint64_t near, int bits) {
-  const uint64_t span = uint64_t{1} << bits;
-  const uint64_t base = (near & ~(span - 1)) | low;
-  if (base + span / 2 < near) return base + span;
-  if (base > near + span / 2 && base >= span) return base - span;
-  return base;
 }
 
 }  // namespace gradwire::wire

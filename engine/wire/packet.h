@@ -188,12 +188,28 @@ uint8_t* put(uint8_t* at, T value) {
   return at + sizeof(T);
 }
 
-void write_common(uint8_t* at, const Common& common);
-void write_header(uint8_t* at, const Header& header);
+// Common and Header lie in memory as they travel.
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
+static_assert(sizeof(Common) == kCommonBytes && sizeof(Header) == kHeaderBytes);
+
+inline void write_common(uint8_t* at, const Common& common) {
+  put(at, common);
+}
+inline void write_header(uint8_t* at, const Header& header) {
+  put(at, header);
+}
 size_t write_ack(uint8_t* at, const Common& common, const Ack& ack);
 
-std::optional<Common> read_common(std::span<const uint8_t> datagram);
-std::optional<Header> read_header(std::span<const uint8_t> datagram);
+inline std::optional<Common> read_common(std::span<const uint8_t> datagram) {
+  Reader reader(datagram);
+  const auto common = reader.get<Common>();
+  return reader.ok() ? std::optional(common) : std::nullopt;
+}
+inline std::optional<Header> read_header(std::span<const uint8_t> datagram) {
+  Reader reader(datagram);
+  const auto header = reader.get<Header>();
+  return reader.ok() ? std::optional(header) : std::nullopt;
+}
 // Fills an ACK in place, because it is large; false when it is malformed.
 bool read_ack(std::span<const uint8_t> datagram, Ack& ack);
 // Writes all but the numbers; returns where they begin.
@@ -207,8 +223,12 @@ void write_pass(uint8_t* at, const Pass& pass);
 std::optional<Pass> read_pass(std::span<const uint8_t> payload);
 
 // The 64-bit number nearest to `near` whose low `bits` bits are `low` (RFC 9000, appendix A.3).
-uint64_t expand(uint32_t low, uint64_t near, int bits = 32);
-
-static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
+inline uint64_t expand(uint32_t low, uint64_t near, int bits = 32) {
+  const uint64_t span = uint64_t{1} << bits;
+  const uint64_t base = (near & ~(span - 1)) | low;
+  if (base + span / 2 < near) return base + span;
+  if (base > near + span / 2 && base >= span) return base - span;
+  return base;
+}
 
 }  // namespace gradwire::wire

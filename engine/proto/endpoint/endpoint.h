@@ -142,7 +142,7 @@ class Endpoint {
   Fate take_open(uint16_t worker, const wire::Header& header, uint64_t id,
                  std::span<const uint8_t> payload, Nanos now);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
-  void acked(Path& path, std::span<const SentPacket> packets, Nanos now);
+  void acked(Path& path, const SentPacket& first, std::span<const uint32_t> items, Nanos now);
   void lost(Path& path, Nanos now);
   bool on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now);
   void note_started(Path& path, uint64_t below);

@@ -36,7 +36,6 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
       continue;
     }
     due_.clock = now;
-    changes_.touch(*path);
     if (head->version != own.version) {
       port_.memory.arriving = nullptr;
       return fail(other_version(port_.config, source, head->version), now);
@@ -45,7 +44,10 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
     bytes += datagram.size();
     path->life.note(now);
     path->news.limit |= path->limit.arrived(datagram.size());
-    if (!on_packet(*path, head->kind, datagram, run, now)) ++port_.counters.malformed;
+    const bool good = wire::is_reliable(head->kind)
+                          ? on_reliable(*path, datagram, run, now)
+                          : on_packet(*path, head->kind, datagram, run, now);
+    if (!good) ++port_.counters.malformed;
   }
   port_.memory.arriving = nullptr;
   if (packets == 0) return;
@@ -203,15 +205,12 @@ void Endpoint::note_started(Path& path, uint64_t below) {
 
 bool Endpoint::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (!path.on_ack(ack, now)) return false;
-  std::span<const SentPacket> left = port_.acked.packets;
-  while (!left.empty()) {
-    const SentPacket& first = left.front();
-    const auto other = std::ranges::find_if(left, [&first](const SentPacket& packet) {
-      return packet.op != first.op || packet.kind != first.kind;
-    });
-    const auto run = static_cast<size_t>(other - left.begin());
-    acked(path, left.first(run), now);
-    left = left.subspan(run);
+  const std::vector<SentPacket>& packets = port_.acked.packets;
+  for (size_t i = 0; i < packets.size();) {
+    const SentPacket& first = packets[i];
+    const size_t begin = i;
+    while (i < packets.size() && packets[i].op == first.op && packets[i].kind == first.kind) ++i;
+    acked(path, first, std::span(port_.acked.items).subspan(begin, i - begin), now);
   }
   if (!path.judge(ack, now)) return true;
   lost(path, now);
@@ -221,13 +220,13 @@ bool Endpoint::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
 }
 
 // Takes acknowledged packets of one op and kind.
-void Endpoint::acked(Path& path, std::span<const SentPacket> packets, Nanos now) {
-  const SentPacket& first = packets.front();
+void Endpoint::acked(Path& path, const SentPacket& first, std::span<const uint32_t> items,
+                     Nanos now) {
   Op* const op = ops_.find(first.op);
   if (!first.data()) {
-    for (const SentPacket& packet : packets) {
-      if (!path.control.live(packet.item)) continue;
-      path.control.release(packet.item);
+    for (const uint32_t item : items) {
+      if (!path.control.live(item)) continue;
+      path.control.release(item);
       if (op) op->control_acked();
     }
     if (op) act(*op, now);
@@ -236,8 +235,7 @@ void Endpoint::acked(Path& path, std::span<const SentPacket> packets, Nanos now)
   // An op that is done needs no more of its push.
   if (!op || (first.kind == wire::Kind::push && op->done())) return;
   changes_.touch(path, *op);
-  for (const SentPacket& packet : packets) op->acked(path.peer, first.kind, packet.item);
-  op->all_acked(first.kind, now);
+  op->acked(path.peer, first.kind, items, now);
   act(*op, now);
 }
 

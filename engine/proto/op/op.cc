@@ -277,12 +277,13 @@ void Op::end_passes(uint16_t peer, bool gone) {
 
 // ---- acknowledgements
 
-void Op::acked(uint16_t peer, wire::Kind kind, uint32_t chunk) {
-  sender(peer, kind).acked(chunk);
-  if (kind == wire::Kind::push) give_up(peer);
-}
-
-void Op::all_acked(wire::Kind kind, Nanos now) {
+void Op::acked(uint16_t peer, wire::Kind kind, std::span<const uint32_t> chunks, Nanos now) {
+  // Each of them may let others be given up (spend lost).
+  const size_t run = spec.plan.spend == Spend::lost ? 1 : chunks.size();
+  for (; !chunks.empty(); chunks = chunks.subspan(run)) {
+    sender(peer, kind).acked(chunks.first(run));
+    if (kind == wire::Kind::push) give_up(peer);
+  }
   if (kind == wire::Kind::push) return;
   out.changed = true;
   try_commit(now);

@@ -90,9 +90,8 @@ class Op {
   bool on_open(uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool same_plan(uint16_t worker, std::span<const uint8_t> open);
   MessageReceiver& open_message(uint16_t worker) { return aggregator_->open_message(worker); }
-  // A peer has acknowledged chunks of this kind: one call each, then one for all.
-  void acked(uint16_t peer, wire::Kind kind, uint32_t chunk);
-  void all_acked(wire::Kind kind, Nanos now);
+  // A peer has acknowledged chunks of this kind.
+  void acked(uint16_t peer, wire::Kind kind, std::span<const uint32_t> chunks, Nanos now);
   // A packet was lost on its way to a peer, or goes again.
   void lost(uint16_t peer, wire::Kind kind, uint32_t chunk, Again why, Nanos now);
   void control_acked() { out.changed |= --out.unacknowledged == 0; }

@@ -37,7 +37,7 @@ Heard WorkerHalf::on_pull(uint16_t aggregator, uint32_t chunk, std::span<const u
   apply(chunk, payload.data(), now);
   push_[aggregator]->forget(chunk);
   out_.recount(config_.aggregator_endpoint(aggregator));
-  answer(aggregator);
+  if (pull.ledger()) answer(aggregator);
   return Heard::news;
 }
 

@@ -43,7 +43,7 @@ class ChunkSender {
   // True while the receiver may still ask for this chunk.
   virtual bool needs(uint32_t /*chunk*/) const { return true; }
 
-  virtual void acked(uint32_t /*chunk*/) {}
+  virtual void acked(std::span<const uint32_t> /*chunks*/) {}
   virtual void lost(uint32_t /*chunk*/, Again /*why*/) {}
   // The receiver needs this chunk no more.
   virtual void forget(uint32_t chunk) = 0;

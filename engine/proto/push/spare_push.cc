@@ -51,15 +51,11 @@ void SparePush::doubt(uint32_t chunk) {
   }
 }
 
-void SparePush::settle(uint32_t chunk, State to) {
-  if (state(chunk) == State::reserved) {
-    if (unsent_[chunk - begin_]) {
-      ++due_;  // it was not counted
-    } else {
-      reserve_[grid_.region[chunk]].underway += grid_.length(chunk);
-    }
-  }
-  StreamPush::settle(chunk, to);
+void SparePush::leave_reserve(uint32_t chunk) {
+  if (unsent_[chunk - begin_])
+    ++due_;  // it was not counted
+  else
+    reserve_[grid_.region[chunk]].underway += grid_.length(chunk);
 }
 
 }  // namespace gradwire

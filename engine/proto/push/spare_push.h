@@ -24,7 +24,7 @@ class SparePush : public StreamPush {
     uint64_t underway = 0;  // elements acknowledged, queued or in flight, without doubted ones
     ChunkFifo waiting;      // the spares, then the doubted
   };
-  void settle(uint32_t chunk, State to) override;
+  void leave_reserve(uint32_t chunk) override;
   void put_back(uint32_t chunk);
   void doubt(uint32_t chunk);
 

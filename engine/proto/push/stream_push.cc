@@ -26,12 +26,14 @@ uint32_t StreamPush::backlog(bool fresh) const {
   return fresh ? static_cast<uint32_t>(unsent()) + queued_ : queued_;
 }
 
-void StreamPush::acked(uint32_t chunk) {
-  if (over(chunk)) return;
-  settle(chunk, State::acked);
-  if (plan_.spend != Spend::lost) return;
-  ledger_[grid_.region[chunk]].received += grid_.length(chunk);
-  if (queued_) forgive_queued();
+void StreamPush::acked(std::span<const uint32_t> chunks) {
+  if (plan_.spend != Spend::lost) return StreamSender::acked(chunks);
+  for (const uint32_t chunk : chunks) {
+    if (over(chunk)) continue;
+    settle(chunk, State::acked);
+    ledger_[grid_.region[chunk]].received += grid_.length(chunk);
+    if (queued_) forgive_queued();
+  }
 }
 
 // Spend lost: F forgiven, R received and this chunk's l elements must keep F + l <= p (R + F + l).

@@ -18,7 +18,7 @@ class StreamPush : public StreamSender {
   StreamPush(const Plan& plan, const Grid& grid, const Grid::Shard& shard, PushList list);
 
   uint32_t backlog(bool fresh) const override;
-  void acked(uint32_t chunk) override;
+  void acked(std::span<const uint32_t> chunks) override;
   void lost(uint32_t chunk, Again why) override;
   bool stop_region(uint32_t region) override;
   std::vector<uint32_t> take_forgiven() override { return std::exchange(forgiven_, {}); }

@@ -56,11 +56,4 @@ void StreamSender::queue(uint32_t chunk, bool forgivable) {
   (forgivable ? forgivable_ : again_).push(chunk);
 }
 
-void StreamSender::settle(uint32_t chunk, State to) {
-  if (over(chunk)) return;
-  queued_ -= state(chunk) == State::queued;
-  ++over_;
-  state(chunk) = to;
-}
-
 }  // namespace gradwire

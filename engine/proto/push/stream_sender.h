@@ -22,7 +22,9 @@ class StreamSender : public ChunkSender {
   // A chunk that was sent twice may have arrived, so it is not in flight.
   bool in_flight(uint32_t chunk) const override { return state_[chunk - begin_] == State::flight; }
   bool needs(uint32_t chunk) const override { return !over(chunk); }
-  void acked(uint32_t chunk) override { settle(chunk, State::acked); }
+  void acked(std::span<const uint32_t> chunks) override {
+    for (const uint32_t chunk : chunks) settle(chunk, State::acked);
+  }
   void forget(uint32_t chunk) override { settle(chunk, State::done); }
 
  protected:
@@ -43,7 +45,15 @@ class StreamSender : public ChunkSender {
   // The chunks that must be acknowledged, given up or forgotten.
   virtual size_t due() const = 0;
   // The receiver needs the chunk no more, or has it.
-  virtual void settle(uint32_t chunk, State to);
+  void settle(uint32_t chunk, State to) {
+    if (over(chunk)) return;
+    State& now = state(chunk);
+    if (now == State::reserved) leave_reserve(chunk);
+    queued_ -= now == State::queued;
+    ++over_;
+    now = to;
+  }
+  virtual void leave_reserve(uint32_t /*chunk*/) {}
   // The chunk goes again. `forgivable`: after those that go in any case.
   void queue(uint32_t chunk, bool forgivable);
   State& state(uint32_t chunk) { return state_[chunk - begin_]; }

@@ -23,6 +23,7 @@ constexpr uint32_t kMostProbes = 24;
 
 void Recovery::Acked::clear() {
   packets.clear();
+  items.clear();
   bytes = in_flight = 0;
   spurious = 0;
 }
@@ -50,6 +51,7 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
       acknowledge(*packet, before, now, acked);
     }
   }
+  sent_.advance();
   if (largest_acked_ > before) largest_rtt_ = now - largest_acked_sent_;
   if (acked.bytes) {
     timeouts_ = probes_ = 0;
@@ -70,6 +72,7 @@ void Recovery::order(uint64_t largest, uint32_t delay_us) {
 // Takes an acknowledged packet. `before`: the largest number acknowledged by earlier ACKs.
 void Recovery::acknowledge(SentPacket& packet, uint64_t before, Nanos now, Acked& acked) {
   acked.packets.push_back(packet);
+  acked.items.push_back(packet.item);
   if (packet.state != SentPacket::State::flight) ++acked.spurious;
   // A packet sent later overtook it, so packets are lost only after that time (RFC 8985 §6.2).
   if (packet.number < before) early_.add(largest_rtt_ - (now - packet.time), now);
@@ -93,6 +96,7 @@ SentPacket* Recovery::in_flight(uint64_t number) {
 
 void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
   sent_.become(packet, why == Again::lost ? SentPacket::State::lost : SentPacket::State::probed);
+  sent_.advance();
   lost.push_back({packet, why});
 }
 

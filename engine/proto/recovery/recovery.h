@@ -27,9 +27,10 @@ class Recovery {
   // Acked is what one ACK acknowledges for the first time. A packet's state is the one before.
   struct Acked {
     std::vector<SentPacket> packets;
-    uint64_t bytes = 0;      // on the wire, of the packets that were not declared lost
-    uint64_t in_flight = 0;  // bytes that leave flight
-    uint32_t spurious = 0;   // packets that were sent again although they arrived
+    std::vector<uint32_t> items;  // theirs
+    uint64_t bytes = 0;           // on the wire, of the packets that were not declared lost
+    uint64_t in_flight = 0;       // bytes that leave flight
+    uint32_t spurious = 0;        // packets that were sent again although they arrived
     void clear();
   };
   struct Lost {

@@ -54,9 +54,10 @@ class SentPackets {
       if (next_ - lowest_ >= mask_ ||
           (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
         grow();
-      packet.number = next_;
-      packet.item = item;
-      at(next_++) = packet;
+      SentPacket& slot = at(next_);
+      slot = packet;
+      slot.number = next_++;
+      slot.item = item;
     }
     open_.set(next_ - items.size(), next_ - 1);
     in_flight_ += items.size();
@@ -80,6 +81,9 @@ class SentPackets {
     if (p.state == SentPacket::State::flight) --in_flight_;
     if (state == SentPacket::State::acked) open_.clear(p.number);
     p.state = state;
+  }
+  // Finds the lowest packet in flight; it is due after packets have become something else.
+  void advance() {
     while (lowest_ < next_ && at(lowest_).state != SentPacket::State::flight) ++lowest_;
   }
 

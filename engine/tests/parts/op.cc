@@ -141,8 +141,7 @@ void bind_op(nb::module_& module) {
       .def(
           "acked",
           [](OneOp& self, uint16_t peer, uint8_t kind, uint32_t chunk, Nanos now) {
-            self.op->acked(peer, static_cast<wire::Kind>(kind), chunk);
-            self.op->all_acked(static_cast<wire::Kind>(kind), now);
+            self.op->acked(peer, static_cast<wire::Kind>(kind), {&chunk, 1}, now);
           },
           "peer"_a, "kind"_a, "chunk"_a, "now"_a = 0)
       .def(

@@ -57,7 +57,8 @@ void bind_push(nb::module_& module) {
            })
       .def("in_last", &ChunkSender::in_last, "share"_a)
       .def("in_flight", &ChunkSender::in_flight, "chunk"_a)
-      .def("acked", &ChunkSender::acked, "chunk"_a)
+      .def(
+          "acked", [](ChunkSender& self, uint32_t chunk) { self.acked({&chunk, 1}); }, "chunk"_a)
       .def("lost", &ChunkSender::lost, "chunk"_a, "why"_a)
       .def("forget", &ChunkSender::forget, "chunk"_a)
       .def("stop_region", &ChunkSender::stop_region, "region"_a)

@@ -131,6 +131,7 @@ void bind_recovery(nb::module_& module) {
           [](SentPackets& self, uint64_t number, bool acked) {
             self.become(*self.find(number),
                         acked ? SentPacket::State::acked : SentPacket::State::probed);
+            self.advance();
           },
           "number"_a, "acked"_a)
       .def("lowest", &SentPackets::lowest)
