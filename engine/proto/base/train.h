@@ -34,6 +34,11 @@ struct Train {
   alignas(8) std::array<std::array<uint8_t, wire::kTagBytes + 32>, kMaxSegments> headers;
   std::vector<uint8_t> control;  // memory of control payloads
 
+  // Its packets belong to an op; they are no ACK, ping or farewell.
+  bool of_op() const {
+    return wire::is_reliable(
+        static_cast<wire::Kind>(static_cast<const uint8_t*>(spans[0].data)[1]));
+  }
   // The header that the next datagram may have.
   uint8_t* next_header() { return headers[count].data() + wire::kTagBytes; }
   // Memory for one datagram.

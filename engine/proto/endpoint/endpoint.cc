@@ -122,8 +122,10 @@ Nanos Endpoint::next_timer() const {
                          due_.checks.earliest(), ops_.earliest()});
   if (!failure_) next = std::min(next, due_.repeat);
   if (due_.pace > due_.last_timer) next = std::min(next, due_.pace);
-  if (port_.leaving && !port_.left)
-    next = std::min(next, close_ready() ? due_.last_timer : leaving_.deadline);
+  if (port_.leaving && !port_.left) {
+    const bool served = failure_ || ops_.all().empty();
+    next = std::min(next, served && paths_.farewells_over() ? due_.last_timer : leaving_.deadline);
+  }
   return next;
 }
 
@@ -246,16 +248,13 @@ void Endpoint::close(Nanos now, Nanos linger) {
   catch_up();
 }
 
-bool Endpoint::close_ready() const {
-  return (failure_ || ops_.all().empty()) && paths_.farewells_over();
-}
-
 void Endpoint::finish_close(Nanos now) {
   if (!port_.leaving || port_.left) return;
-  if (now < leaving_.deadline && !close_ready()) return;
+  const bool served = failure_ || ops_.all().empty();
+  if (now < leaving_.deadline && !(served && paths_.farewells_over())) return;
   // Results that no other endpoint has wait for peers that live.
   const Nanos later = std::min(paths_.last_heard() + leaving_.patience, leaving_.last_deadline);
-  if (!failure_ && !ops_.all().empty() && now < later) {
+  if (!served && now < later) {
     leaving_.deadline = later;
     return;
   }

@@ -130,7 +130,6 @@ class Endpoint {
   void fail(Failure why, Nanos now);
   void check_silence(Nanos now);
   void check_deadlines(Nanos now);
-  bool close_ready() const;
   void finish_close(Nanos now);
   void catch_up();
 
@@ -152,9 +151,6 @@ class Endpoint {
   bool next_train(Nanos now, Train& train, bool urgent);
   bool next_chunks(Nanos now, Train& train);
   void repeat(Nanos now);
-  void note_sent(const Train& train, Nanos now);
-  void note_stops(Nanos now);
-  Timeline::What why_none_goes(const Path& path) const;
 
   // ops.cc: ops begin, go on and end
   void act(Op& op, Nanos now);

@@ -17,38 +17,19 @@ bool Endpoint::transmit(Nanos now, Train& train, bool urgent) {
       path.split(train);
   }
   catch_up();
-  if (timeline_.on()) {
-    if (any)
-      note_sent(train, now);
-    else if (!urgent)
-      note_stops(now);
+  if (!timeline_.on()) return any;
+  if (any) {
+    timeline_.note(now, train.of_op() ? Timeline::What::sent : Timeline::What::signal,
+                   train.destination, port_.wire_bytes_of(train));
+  } else if (!urgent) {
+    for (const Path* path : paths_)
+      timeline_.stop(now,
+                     path->standing.backlog > 0         ? path->hindrance(hindrance_)
+                     : scheduler_.any_early(path->peer) ? Timeline::What::peer
+                                                        : ops_.hindrance(),
+                     path->peer);
   }
   return any;
-}
-
-void Endpoint::note_sent(const Train& train, Nanos now) {
-  const auto* const header = static_cast<const uint8_t*>(train.spans[0].data);
-  const bool of_op = wire::is_reliable(static_cast<wire::Kind>(header[1]));
-  timeline_.note(now, of_op ? Timeline::What::sent : Timeline::What::signal, train.destination,
-                 port_.wire_bytes_of(train));
-}
-
-void Endpoint::note_stops(Nanos now) {
-  for (const Path* path : paths_) timeline_.stop(now, why_none_goes(*path), path->peer);
-}
-
-Timeline::What Endpoint::why_none_goes(const Path& path) const {
-  using What = Timeline::What;
-  if (path.standing.backlog == 0) {
-    if (scheduler_.any_early(path.peer)) return What::peer;
-    if (ops_.all().empty()) return What::nothing;
-    const bool sums = std::ranges::any_of(
-        ops_.all(), [](const auto& entry) { return entry.second->lacks_sums(); });
-    return sums ? What::sum : What::done;
-  }
-  if (path.closed()) return What::window;
-  if (path.credit() == 0 && path.recovery.probes() == 0) return What::credit;
-  return hindrance_;
 }
 
 bool Endpoint::next_train(Nanos now, Train& train, bool urgent) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "proto/base/config.h"
+#include "proto/base/timeline.h"
 #include "proto/op/op.h"
 #include "proto/plan/lanes.h"
 #include "wire/packet.h"
@@ -38,6 +39,13 @@ class OpTable {
     uint64_t total = 0;
     for (const auto& [id, op] : ops_) total += op->most_wanted(peer);
     return total;
+  }
+  // Why nothing waits to be sent.
+  Timeline::What hindrance() const {
+    if (ops_.empty()) return Timeline::What::nothing;
+    for (const auto& [id, op] : ops_)
+      if (op->lacks_sums()) return Timeline::What::sum;
+    return Timeline::What::done;
   }
   // Ends an op without a result.
   void remove(uint64_t id);

@@ -15,6 +15,7 @@
 
 #include "proto/base/failure.h"
 #include "proto/base/reassembly.h"
+#include "proto/base/timeline.h"
 #include "proto/base/train.h"
 #include "proto/congestion/ecn.h"
 #include "proto/credit/credit.h"
@@ -197,6 +198,11 @@ struct Path {
   // True when nothing of an op can be sent.
   bool closed() const { return farewell.gone || recovery.full(); }
   uint64_t credit() const { return allowed.left(recovery.next()); }
+  // Why nothing goes of what waits for the peer; `other`: where that is no matter of this path.
+  Timeline::What hindrance(Timeline::What other) const {
+    if (closed()) return Timeline::What::window;
+    return credit() == 0 && recovery.probes() == 0 ? Timeline::What::credit : other;
+  }
   // The time of the next ACK, ping or farewell.
   Nanos next_send() const;
   // The time at which the peer counts as silent.

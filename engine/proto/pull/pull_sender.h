@@ -24,7 +24,9 @@ class StreamPull : public StreamSender {
              bool holes_first = true)
       : StreamSender(grid, shard, finished, shard.size(), holes_first) {}
 
-  uint32_t backlog(bool) const override { return static_cast<uint32_t>(unsent() + again_.size()); }
+  uint32_t backlog(bool) const override {
+    return static_cast<uint32_t>(unsent() + holes_.again.size());
+  }
   void lost(uint32_t chunk, Again) override {
     if (in_flight(chunk)) queue(chunk, false);
   }

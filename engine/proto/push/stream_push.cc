@@ -23,7 +23,7 @@ StreamPush::StreamPush(const Plan& plan, const Grid& grid, const Grid::Shard& sh
 
 uint32_t StreamPush::backlog(bool fresh) const {
   if (settled()) return 0;
-  return fresh ? static_cast<uint32_t>(unsent()) + queued_ : queued_;
+  return fresh ? static_cast<uint32_t>(unsent()) + holes_.queued : holes_.queued;
 }
 
 void StreamPush::acked(std::span<const uint32_t> chunks) {
@@ -32,7 +32,7 @@ void StreamPush::acked(std::span<const uint32_t> chunks) {
     if (over(chunk)) continue;
     settle(chunk, State::acked);
     ledger_[grid_.region[chunk]].received += grid_.length(chunk);
-    if (queued_) forgive_queued();
+    if (holes_.queued) forgive_queued();
   }
 }
 
@@ -47,8 +47,8 @@ bool StreamPush::room(uint32_t chunk) const {
 }
 
 void StreamPush::forgive_queued() {
-  for (; !forgivable_.empty(); forgivable_.pop()) {
-    const uint32_t c = forgivable_.front();
+  for (; !holes_.forgivable.empty(); holes_.forgivable.pop()) {
+    const uint32_t c = holes_.forgivable.front();
     if (state(c) != State::queued) continue;
     if (!room(c)) break;
     ledger_[grid_.region[c]].forgiven += grid_.length(c);

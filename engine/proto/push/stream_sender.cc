@@ -5,7 +5,7 @@
 namespace gradwire {
 
 bool StreamSender::peek_again(uint32_t& chunk) {
-  for (ChunkFifo* fifo : {&again_, &forgivable_}) {
+  for (ChunkFifo* fifo : {&holes_.again, &holes_.forgivable}) {
     for (; !fifo->empty(); fifo->pop()) {
       chunk = fifo->front();
       if (state(chunk) == State::queued) return true;
@@ -30,11 +30,11 @@ ChunkSender::Slice StreamSender::next(size_t most, bool fresh) {
   uint32_t first = 0;
   if (!StreamSender::peek(first, fresh)) return {};
   if (state(first) == State::queued) {
-    (again_.empty() ? forgivable_ : again_).pop();
-    --queued_;
+    (holes_.again.empty() ? holes_.forgivable : holes_.again).pop();
+    --holes_.queued;
     state(first) = State::flight;
-    hole_ = first;
-    return {{&hole_, 1}, true, in_last(kTailShare)};
+    holes_.next = first;
+    return {{&holes_.next, 1}, true, in_last(kTailShare)};
   }
   const size_t begin = cursor_;
   const bool tail = last_of(begin + 1, whole_, kTailShare);
@@ -52,8 +52,8 @@ ChunkSender::Slice StreamSender::next(size_t most, bool fresh) {
 
 void StreamSender::queue(uint32_t chunk, bool forgivable) {
   state(chunk) = State::queued;
-  ++queued_;
-  (forgivable ? forgivable_ : again_).push(chunk);
+  ++holes_.queued;
+  (forgivable ? holes_.forgivable : holes_.again).push(chunk);
 }
 
 }  // namespace gradwire

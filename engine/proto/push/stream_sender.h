@@ -49,7 +49,7 @@ class StreamSender : public ChunkSender {
     if (over(chunk)) return;
     State& now = state(chunk);
     if (now == State::reserved) leave_reserve(chunk);
-    queued_ -= now == State::queued;
+    holes_.queued -= now == State::queued;
     ++over_;
     now = to;
   }
@@ -66,9 +66,14 @@ class StreamSender : public ChunkSender {
   const Grid& grid_;
   uint32_t begin_;
   const std::vector<uint32_t>& list_;
-  ChunkFifo again_;       // chunks to be sent again
-  ChunkFifo forgivable_;  // chunks to be sent again, or forgiven
-  uint32_t queued_ = 0;   // of both, without those that are over meanwhile
+  // Holes is what is sent again.
+  struct Holes {
+    ChunkFifo again;
+    ChunkFifo forgivable;  // sent again, or forgiven
+    uint32_t queued = 0;   // of both, without those that are over meanwhile
+    uint32_t next = 0;     // the chunk that goes
+  };
+  Holes holes_;
 
  private:
   bool peek_again(uint32_t& chunk);
@@ -78,8 +83,7 @@ class StreamSender : public ChunkSender {
   bool holes_first_;
   Zeroed<State> state_;  // by chunk of the shard
   size_t cursor_ = 0;
-  size_t over_ = 0;    // chunks
-  uint32_t hole_ = 0;  // the chunk that goes again
+  size_t over_ = 0;  // chunks
 };
 
 }  // namespace gradwire
