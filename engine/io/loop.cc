@@ -357,7 +357,11 @@ void Loop::Impl::run() {
   } catch (const std::exception& error) {
     why = std::string("the engine thread failed: ") + error.what();
     fail(why);
-    tell_peers(why);
+    try {
+      tell_peers(why);
+    } catch (const std::exception&) {
+      // They notice the silence; this process lives on.
+    }
   }
   finish(why);
 }
