@@ -133,9 +133,9 @@ class Numbered:
 
     def close(self) -> None:
         for use, members in enumerate(self.members):
-            for rank, member in enumerate(members):
+            for member in members:
                 if use < len(self.numbers):
-                    member.return_number(self.numbers[use][rank])
+                    member.return_number()
                 member.close()
 
 

@@ -88,7 +88,7 @@ def test_a_number_that_was_returned_is_free_again() -> None:
     pair = Pair()
     members = pair.numbered()
     for member in members:
-        member.return_number(0)
+        member.return_number()
     pair.numbered()
     assert [sorted(engine.numbers) for engine in pair.engines] == [[0], [0]]
 

@@ -122,7 +122,11 @@ class Settings:
             "prometheus:PORT", "prometheus:FILE.prom", "tensorboard:FOLDER", "wandb",
             "opentelemetry", several of them with commas or in a list, an object with write(record)
             and close(), or None.
-        on_failure: What a failed transfer does; "raise" is the only choice. Allowed: "raise".
+        on_failure: What a failed transfer does where all ranks live: "raise" ends training with an
+            error; "host" sends the step again over the host's network, by Gloo, and so all that
+            follow. It holds back each step's results until all ranks have them, and keeps a copy
+            of what is sent. For modules under DistributedDataParallel; the backend
+            "gradwire" raises in any case. Allowed: "raise", "host".
         dscp: DSCP of gradwire's datagrams where the plan gives none (RFC 2474). Allowed: [0, 63].
         ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
             that does not carry ECT is detected, and goes without in any case. Allowed: True or
@@ -244,7 +248,7 @@ class Settings:
                 )
         _whole("strict_steps", self.strict_steps, 1, 1 << 31)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
-        check_choice("on_failure", self.on_failure, ("raise",))
+        check_choice("on_failure", self.on_failure, ("raise", "host"))
         if isinstance(self.report, os.PathLike):
             object.__setattr__(self, "report", os.fspath(self.report))
         if self.report is not None and not (isinstance(self.report, str) and self.report):
@@ -321,6 +325,7 @@ class Settings:
             "max_age": self.max_age,
             "floor": self.floor,
             "guard": self.guard,
+            "on_failure": self.on_failure,
             "loss_rise": self.loss_rise,
             "strict_steps": self.strict_steps,
             "seed": self.seed,

@@ -23,6 +23,7 @@ from gradwire.core.errors import GradwireError, TransferError
 from gradwire.core.report import ReportWriter, StepReport
 from gradwire.policies import Policy
 from gradwire.sim.fabric import NETWORK_A, Fabric, Link
+from gradwire.sim.going_over import Table
 from gradwire.training.bucket import Bucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.optimizers import Given, Optimizers, several
@@ -64,6 +65,7 @@ class VirtualEngine(Engine):
 
     Attributes:
         pending: The ops whose handles have not ended: number, request, handle.
+        ended: Whether its thread has ended.
     """
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
@@ -71,6 +73,7 @@ class VirtualEngine(Engine):
         self.datagram = fabric.datagram_bytes
         self.start_queue = StartQueue(f"gradwire-stage-{rank}")
         self.pending: list[tuple[int, TransferRequest, Handle]] = []
+        self.ended = False
         self._fabric = fabric
         self._rank = rank
         self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
@@ -78,6 +81,8 @@ class VirtualEngine(Engine):
 
     def start(self, request: TransferRequest) -> Handle:
         """Starts one op now, in virtual time; returns its handle, which `collect` ends."""
+        if self.ended:
+            raise self._gone(request)
         op = self._next_ops[request.lane]
         self._fabric.start(
             self._rank,
@@ -120,6 +125,36 @@ class VirtualEngine(Engine):
 
     def leave(self) -> None:
         """Does nothing: the engine lives as long as its fabric."""
+
+    def end(self) -> None:
+        """Ends the engine's thread; its process lives on. Handles end with an error."""
+        if self.ended:
+            return
+        self.ended = True
+        self._fabric.kill(self._rank)
+        pending, self.pending = self.pending, []
+        for _, request, handle in pending:
+            handle.finish(self._gone(request))
+
+    def _gone(self, request: TransferRequest) -> TransferError:
+        return TransferError(
+            f"rank {self._rank}, step {request.step}: the engine's thread has ended",
+            step=request.step,
+        )
+
+    def collect_done(self) -> None:
+        """Ends the handles of ops that are done or failed, and leaves the others."""
+        pending, self.pending = self.pending, []
+        for entry in pending:
+            op, request, handle = entry
+            completion = self._fabric.completion(self._rank, op, lane=request.lane)
+            if completion is None:
+                self.pending.append(entry)
+                continue
+            try:
+                self.finish(*entry)
+            except TransferError as error:
+                handle.finish(error)
 
     def collect(self) -> None:
         """Ends the handles of ops that are done; their callbacks may start more."""
@@ -173,6 +208,7 @@ class Job:
         groups: The parameters of each bucket.
         elements: Number of elements of all tensors.
         pipelines: Each rank's pipeline.
+        table: How the ranks agree to go over, under on_failure="host".
     """
 
     def __init__(
@@ -217,6 +253,8 @@ class Job:
         if isinstance(tensors, torch.nn.Module):
             vectors = frozenset(name for name in elements if known[name].dim() < 2)
         self.pipelines = []
+        self.table = Table(world)
+        seat = self.table.seat if options.get("on_failure") == "host" else None
         store = HashStore()  # nobody meets in it
         for rank in range(world):
             chosen, settings = configure(policy, options, {}, optimizer)
@@ -235,6 +273,7 @@ class Job:
                     Optimizers(several(optimizer)),
                     ReportWriter.open(settings.report, rank),
                     self._now,
+                    fallback=seat(communicator, self.engines[rank].end) if seat else None,
                 )
             )
 

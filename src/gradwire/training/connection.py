@@ -24,6 +24,7 @@ from gradwire.policies import Policy
 from gradwire.policies.registry import agreed_configuration
 from gradwire.training.bucket import ParameterNames
 from gradwire.training.configure import configure
+from gradwire.training.fallback import fallback_of
 from gradwire.training.groups import Group
 from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
@@ -119,7 +120,14 @@ class Connection:
         seat = take_seat(group, meeting, settings)
         if seat is None:
             communicator, number = _connect(group, settings, meeting, undo, self._module)
-            return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
+            return GradientPipeline(
+                communicator,
+                *parts,
+                number,
+                *rest,
+                scaler=self._scaler,
+                fallback=fallback_of(communicator, settings, number),
+            )
         undo.callback(seat.link.close)
         workers = group.workers(seat.hosts)
         among_workers = workers.meeting("attach", settings.rendezvous_timeout, meeting)
@@ -136,7 +144,10 @@ class Connection:
             raise
         among_workers.close()
         kind = Leader if seat.leads else Follower
-        more = {"scaler": self._scaler, "shares_memory": self.attached, "module": self._module}
+        more: dict[str, Any] = {"scaler": self._scaler, "shares_memory": self.attached}
+        more["module"] = self._module
+        if seat.leads:
+            more["fallback"] = fallback_of(communicator, settings, number)
         return kind(seat, communicator, *parts, number, *rest, **more)
 
     def _ready(self, group: Group) -> tuple[Telemetry | None, ConfigError | None]:
@@ -370,7 +381,7 @@ def _connect(
     communicator = group.communicator(settings, meeting, leader)
     undo.callback(communicator.let_go)  # also while somebody holds the error
     number = communicator.take_number(meeting, module)
-    undo.callback(communicator.return_number, number)
+    undo.callback(communicator.return_number)
     return communicator, number
 
 

@@ -35,6 +35,13 @@ END = (1 << 32) + 2
 """The index of the transfer that stands for the end of a step's buckets."""
 
 
+COMMIT = (1 << 32) + 3
+"""The index of the transfer by which all ranks commit a step."""
+
+BACK = (1 << 32) + 4
+"""The index of the transfer by which the ranks ask for the way back to an engine."""
+
+
 class Consultation:
     """Agrees on the layers' norms and on the largest share that a worker lost."""
 
@@ -88,7 +95,7 @@ class Consultation:
         names = self.layers_due(summary)
         sums = np.array([self._layer_squares[name] for name in names] or [0.0], np.float32)
         stats = (0.0, 0.0, 0.0, 0.0, step.lost)
-        done = yield self._exact(sums, step.number, len(step.transfers), stats)
+        done = yield self._exact(step, sums, len(step.transfers), stats)
         lost = done.report.stats_max[0]
         if names:
             samples = self._layer_steps * self._communicator.world_size
@@ -96,7 +103,7 @@ class Consultation:
             summary = replace(summary, layers=layer_norms(sums, names, samples))
         return summary, lost
 
-    def refuse_scales(self, step: int, scales: Mapping[int, float | None]) -> Ending[NoReturn]:
+    def refuse_scales(self, step: Step, scales: Mapping[int, float | None]) -> Ending[NoReturn]:
         """Finds which ranks multiply their gradients by which scale, since these differ.
 
         Args:
@@ -108,7 +115,7 @@ class Consultation:
         sums = np.zeros(len(self._members), np.float32)
         for rank, scale in scales.items():
             sums[self._members.index(rank)] = scale or 0.0
-        (yield self._exact(sums, step, SCALES, ())).wait()
+        (yield self._exact(step, sums, SCALES)).wait()
         ranks: dict[float, list[int]] = {}
         for rank, scale in zip(self._members, sums.tolist(), strict=True):
             if scale:
@@ -119,20 +126,43 @@ class Consultation:
         named += [f"{ranks_as_text(theirs)} by {scale:.9g}" for scale, theirs in others]
         odd = min(reversed(ranks.values()), key=len)
         raise TransferError(
-            f"step {step}: {', '.join(named)}: the loss scale must be the same on all ranks; start "
-            "their scalers alike (init_scale, saved state), and give attach(scaler=…) on each rank",
+            f"step {step.number}: {', '.join(named)}: the loss scale must be the same on all "
+            "ranks; start their scalers alike (init_scale, saved state), and give "
+            "attach(scaler=…) on each rank",
             rank=odd[0],
-            step=step,
+            step=step.number,
             cause="plan",
         )
 
-    def confirm_end(self, step: int) -> Handle:
+    def confirm_end(self, step: Step) -> Handle:
         """Starts the transfer that stands where another rank may have a further bucket."""
-        return self._exact(np.zeros(1, np.float32), step, END, ())
+        return self._exact(step, np.zeros(1, np.float32), END)
+
+    def commit(self, step: Step) -> Handle:
+        """Starts the transfer that ends only once all ranks have all results of a step."""
+        return self._exact(step, np.zeros(1, np.float32), COMMIT)
+
+    def ask(self, step: Step, *, ready: bool) -> Handle:
+        """Starts the transfer by which the ranks ask whether all can leave the host's network.
+
+        The first maximum of its statistics is 0 where all are ready.
+        """
+        own = 0.0 if ready else 1.0
+        return self._exact(step, np.zeros(1, np.float32), BACK, (0.0, 0.0, 0.0, 0.0, own))
+
+    def undo(self, kept: tuple[Mapping[str, float], int]) -> None:
+        """Restores what `kept` was, for a step that is agreed on again."""
+        squares, self._layer_steps = kept
+        self._layer_squares = dict(squares)
+
+    @property
+    def kept(self) -> tuple[Mapping[str, float], int]:
+        """The sums since the last decision, and of how many steps they are."""
+        return dict(self._layer_squares), self._layer_steps
 
     def _exact(
-        self, values: NDArray[np.float32], step: int, index: int, stats: tuple[float, ...]
+        self, step: Step, values: NDArray[np.float32], index: int, stats: tuple[float, ...] = ()
     ) -> Handle:
-        seed = mix_seed(self._settings.seed, self._number, step, index)
+        seed = mix_seed(self._settings.seed, self._number, step.number, index)
         plan = replace(TransferPlan.whole(values.size), seed=seed)
-        return self._communicator.all_reduce(values, plan, step=step, stats=stats)
+        return step.way.all_reduce(values, plan, step=step.number, stats=stats)

@@ -191,6 +191,13 @@ class FullySharded(Connection):
                 "servers serve DistributedDataParallel; use route='sharded'",
                 beside="under fully_shard",
             )
+        if self._settings.on_failure == "host":
+            raise ConfigError.of(
+                "on_failure",
+                "host",
+                "only steps of DistributedDataParallel are sent again; use on_failure='raise'",
+                beside="under fully_shard",
+            )
         if self.policy.options().get("prune"):
             raise self._needs_all("prune", self.policy.options()["prune"], "weights")
         if floor_of(self.policy, self._settings) > 0.0:
@@ -279,7 +286,7 @@ class FullySharded(Connection):
         pipeline = self.pipeline
         self._passes.reduce(group.described)
         changed = not self._next and self._note_due()
-        if reads and pipeline.guards:
+        if reads and pipeline.holds_back:
             raise self._cannot_wait(group, reads)
         parameters, layout = list(group.parameters(members)), self._layout(group, members)
         bucket = Bucket(self._next, False, values, parameters, layout, scatter)
@@ -289,7 +296,7 @@ class FullySharded(Connection):
         result = bucket_range(bucket.index, start)
         # Where what is trained has changed, others may not know of it: torch's gathers, of which
         # this rank then has other ones, come after all ranks have agreed.
-        waits = bool(reads) or (changed and not pipeline.guards)
+        waits = bool(reads) or (changed and not pipeline.holds_back)
         if waits:
             wait_in_range(pipeline.wait)
         if waits or result.done():

@@ -92,7 +92,7 @@ class GradientPipeline(StepCycle):
             return self._answer_empty(bucket)
         try:
             slots = self._layouts.of(bucket)
-            if self.guards:
+            if self.holds_back:
                 at_once = None
             elif at_once is not None:
                 self.wait(but=at_once - 1)
@@ -200,14 +200,26 @@ class GradientPipeline(StepCycle):
         priorities = None
         if plan.order == "priority":
             priorities = self._priorities(transfer, host)
-        return self._transfer(
-            transfer.stage.values,
-            plan,
-            step=step.number,
-            critical=critical,
-            priorities=priorities,
-            stats=ballot.slots(),
-        )
+        transfer.stats = ballot.slots()
+        try:
+            return self._send(
+                step,
+                transfer.stage.values,
+                plan,
+                critical=critical,
+                priorities=priorities,
+                stats=transfer.stats,
+            )
+        except TransferError as error:
+            if not self._returns(step, error):
+                raise
+            handle = Handle(plan, None)
+            handle.finish(error)
+            return handle
+
+    def _returns(self, step: Step, error: BaseException) -> bool:
+        """Returns whether a step that failed so is sent again over the host's network."""
+        return step.returns and self._fallback is not None and self._fallback.takes(error)
 
     def _priorities(
         self, transfer: Transfer, host: NDArray[np.float32]
@@ -230,7 +242,7 @@ class GradientPipeline(StepCycle):
             and plan.order != "priority"
             and self.policy.phases is None
             and self._books.empty
-            and not step.guarded
+            and not step.held_back
         )
 
     def _finish(self, transfer: Transfer, handle: Handle) -> None:
@@ -240,10 +252,15 @@ class GradientPipeline(StepCycle):
                 report = replace(report, applied=report.applied | report.counted)
             transfer.first = transfer.report = report
             self._ballots.pushed(transfer.slots, handle.report)
-            if not transfer.step.guarded:
+            if not transfer.step.held_back:
                 self._settle(transfer)
         except Exception as error:
-            transfer.stage.error = self.failures.explained(error)
+            if isinstance(error, TransferError) and self._returns(transfer.step, error):
+                transfer.lost = error
+                assert self._fallback is not None
+                self._fallback.verdict(error)
+            else:
+                transfer.stage.error = self.failures.explained(error)
         self._done(transfer.step, transfer.stage)
 
     def _done(self, step: Step, stage: Stage, *, last: bool = False) -> None:
@@ -259,7 +276,7 @@ class GradientPipeline(StepCycle):
             ends = step.complete and error is None
             if ends:
                 self._running = None
-            waits = ends or (step.guarded and error is None)
+            waits = ends or (step.held_back and error is None)
             if waits:
                 step.held.append(stage)
         if error is not None:
@@ -339,12 +356,11 @@ class GradientPipeline(StepCycle):
         step = self._running
         if step is None:
             return
-        number = step.number
         started: queue.SimpleQueue[Handle | Exception] = queue.SimpleQueue()
 
         def start() -> None:
             try:
-                started.put(self._consultation.confirm_end(number))
+                started.put(self._consultation.confirm_end(step))
             except Exception as error:
                 started.put(error)
 
@@ -357,7 +373,11 @@ class GradientPipeline(StepCycle):
             if isinstance(found, Exception):
                 raise found
             found.wait()
+            step.confirmed = True
         except TransferError as error:
+            if self._returns(step, error):
+                step.confirmed = True
+                return
             explained = self.failures.explained(error)
             self._fail(step, explained)
             raise explained from None
@@ -385,6 +405,8 @@ class GradientPipeline(StepCycle):
         error = self.failures.explained(error)
         with self._mutex:
             self.failures.note(error, in_step=in_step or step is not None)
+            if self._fallback is not None:
+                self._fallback.give_up(error)
             if step is not None:
                 step.failed = True
                 stages = (*step.take_held(), *stages)
@@ -406,7 +428,9 @@ class GradientPipeline(StepCycle):
         if not self._closed:
             self._closed = True
             self._shown.end()
-            self.communicator.return_number(self.number)
+            if self._fallback is not None:
+                self._fallback.close()
+            self.communicator.return_number()
             self.communicator.let_go()
             self._books.close()
         if self._writer is not None:

@@ -63,6 +63,10 @@ class Planner:
             plan = replace(plan, datagram=self._datagram)
         return plan.exact() if step.exact else plan.in_width_of(context.encoding)
 
+    def follow_agreed(self) -> None:
+        """Cuts later plans for the agreed datagrams, as on a new engine."""
+        self._datagram = 0
+
     def follow_paths(self, transfers: Sequence[Transfer]) -> None:
         """Cuts later plans for the datagrams that all paths carry, which may have changed.
 

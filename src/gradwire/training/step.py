@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.core.agreed import Ballot, Phase
+from gradwire.core.errors import TransferError
 from gradwire.core.plan import TransferPlan
 from gradwire.core.regions import TensorSlot
 from gradwire.core.transfer_report import TransferReport
 from gradwire.training.bucket import Bucket
 from gradwire.training.guard import Decision
 from gradwire.training.staging import Stage
+from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import load_engine
 from gradwire.transport.transfer import Handle
 
@@ -35,6 +37,9 @@ class Step:
         exact: Whether nothing may be left out.
         after_rise: Whether it is exact because the loss rose.
         flushes: Whether it is exact because the user asked for it.
+        way: What carries its transfers.
+        returns: Whether it may be sent again over the host's network.
+        confirmed: Whether its end was confirmed (`GradientPipeline.confirm_end`).
         floor: Share that every worker must deliver, else the guard acts; 0 for none.
         scaled: Whether a loss scaler skips it if a result is not finite.
         compared: Numbers that are the same on all ranks, or else their plans differ.
@@ -52,9 +57,12 @@ class Step:
     phase: Phase
     ballot: Ballot
     started: float
+    way: Communicator
     exact: bool = False
     after_rise: bool = False
     flushes: bool = False
+    returns: bool = False
+    confirmed: bool = False
     floor: float = 0.0
     scaled: bool = False
     compared: tuple[int, ...] = ()
@@ -85,6 +93,11 @@ class Step:
     def guarded(self) -> bool:
         """Whether its results wait for the guard's decision."""
         return self.floor > 0.0
+
+    @property
+    def held_back(self) -> bool:
+        """Whether its results wait for its end, because it may be sent again."""
+        return self.guarded or self.returns
 
     @property
     def action(self) -> str:
@@ -130,8 +143,10 @@ class Transfer:
         owners: Who holds the parameter of each slot (`Optimizers.owners`); empty where no loss
             scaler skips the step.
         bypasses: Whether the residuals are not involved.
-        kept: What was sent, for the guard.
+        kept: What was sent, where it may be sent again.
+        stats: Its statistics.
         pruned: The elements that were pruned before the bucket was sent, and their values.
+        lost: Why the engine did not carry it, where its step may be sent again.
         unused: The ranges of unused tensors, and their residuals.
         report: The report of the attempt that was applied.
         applied_square: Squared norm of the applied gradient.
@@ -146,6 +161,8 @@ class Transfer:
     stage: Stage
     bypasses: bool = False
     kept: NDArray[np.float32] | None = None
+    stats: tuple[float, ...] = ()
+    lost: TransferError | None = None
     pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None
     unused: list[tuple[slice, NDArray[np.float32]]] = field(default_factory=list)
     first: TransferReport | None = None

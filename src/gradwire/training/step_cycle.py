@@ -7,7 +7,7 @@ enters the next step with the same decision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.core.agreed import Ballot, Summary, nonfinite, scales_differ
+from gradwire.core.errors import TransferError
 from gradwire.core.hashed import HashedTuple
 from gradwire.core.plan import TransferPlan
 from gradwire.core.regions import TensorSlot
@@ -40,8 +41,9 @@ class StepCycle(TrainingState):
     """Begins and ends the steps of one attachment; for the arguments see `TrainingState`."""
 
     @property
-    def guards(self) -> bool:
-        return self._guard.floor > 0.0
+    def holds_back(self) -> bool:
+        """Whether results of a step wait for its end, because it may be sent again."""
+        return self._guard.floor > 0.0 or self._fallback is not None
 
     def _begin_step(
         self, slots: HashedTuple[TensorSlot], others: Sequence[Ballot], *, joined: bool
@@ -54,12 +56,15 @@ class StepCycle(TrainingState):
         ballot = self._ballots.cast(
             self._step, self._last, elapsed, None if joined else self._grad_scale
         )
+        over = self._fallback is not None and self._fallback.over
         return Step(
             self._step,
             self.policy.phase,
             ballot.with_others(others),
             started,
-            exact=flushes or after_rise,
+            self.communicator if self._fallback is None else self._fallback.way,
+            exact=flushes or after_rise or over,
+            returns=self._fallback is not None and not over,
             after_rise=after_rise,
             flushes=flushes,
             floor=0.0 if flushes or after_rise else self._guard.floor,
@@ -93,12 +98,15 @@ class StepCycle(TrainingState):
         taken = (self._skipped.pop(each, None) for each in held)
         return [each for each in taken if each is not None]
 
-    def _transfer(
-        self, values: NDArray[np.float32] | torch.Tensor, plan: TransferPlan, **options: Any
+    def _send(
+        self,
+        step: Step,
+        values: NDArray[np.float32] | torch.Tensor,
+        plan: TransferPlan,
+        **more: Any,
     ) -> Handle:
-        if plan.shards:
-            return self.communicator.reduce_scatter(values, plan, **options)
-        return self.communicator.all_reduce(values, plan, **options)
+        start = step.way.reduce_scatter if plan.shards else step.way.all_reduce
+        return start(values, plan, step=step.number, **more)
 
     def _settle(self, transfer: Transfer) -> None:
         report, plan = transfer.report, transfer.applied_plan
@@ -140,12 +148,36 @@ class StepCycle(TrainingState):
 
         Whatever it raises fails the results that the step holds.
         """
+        before, agreed = self._consultation.kept, None
+        try:
+            for transfer in step.transfers:
+                if transfer.lost is not None:
+                    raise transfer.lost
+            agreed = yield from self._decide(step)
+            yield from self._commit(step)
+        except TransferError as error:
+            if not step.returns:
+                raise
+            agreed = yield from self._fall_back(step, error, before, agreed)
+        if step.decision is not None and step.decision.choice == "skip":
+            self._skip(step)
+        elif step.held_back:
+            for transfer in step.transfers:
+                self._settle(transfer)
+        self._planner.follow_paths(step.transfers)
+        self._conclude(step, agreed)
+
+    def _decide(self, step: Step) -> Ending[Summary]:
+        """Agrees on what the ballots say and on what becomes of a step, and sends it again so.
+
+        It changes nothing that a step which is sent over the host's network would not change again.
+        """
         agreement = self._consultation
         firsts = [transfer.first for transfer in step.transfers if transfer.first is not None]
         if scales_differ(first.stats_max for first in firsts):
             own = (step.ballot.scale, *step.ballot.other_scales)
             scales = dict(zip(self._host.ranks, own, strict=True))
-            yield from agreement.refuse_scales(step.number, scales)
+            yield from agreement.refuse_scales(step, scales)
         stats = [(first.stats_sum, first.stats_max) for first in firsts]
         agreed = Summary.fold(step.number, self.communicator.world_size, stats)
         agreement.note(step, self._grad_scale)
@@ -157,15 +189,77 @@ class StepCycle(TrainingState):
             decision = step.decision = self._guard.decide(step, agreed, lost)
             if decision.error is not None:
                 raise decision.error
-            if decision.choice == "skip":
-                self._skip(step)
-            else:
-                if decision.choice == "resend":
-                    yield from self._resend(step)
-                for transfer in step.transfers:
-                    self._settle(transfer)
-        self._planner.follow_paths(step.transfers)
-        self._conclude(step, agreed)
+            if decision.choice == "resend":
+                yield from self._resend(step)
+        return agreed
+
+    def _commit(self, step: Step) -> Ending[None]:
+        """Waits until all ranks have all results of a step that may be sent again."""
+        if self._fallback is None:
+            return
+        if not step.returns:
+            yield from self._ask_back(step)
+            return
+        (yield self._consultation.commit(step)).report  # noqa: B018  # raises what failed
+        if not self._fallback.commits():
+            raise TransferError(
+                f"step {step.number}: another rank's engine failed", step=step.number
+            )
+
+    def _fall_back(
+        self,
+        step: Step,
+        error: TransferError,
+        before: tuple[Mapping[str, float], int],
+        agreed: Summary | None,
+    ) -> Ending[Summary]:
+        """Ends a step whose engine failed: as it stands where another rank has, or sent again.
+
+        Args:
+            before: What the consultation had kept before this step.
+            agreed: What the ranks agreed on; None where they had not.
+        """
+        fallback = self._fallback
+        assert fallback is not None
+        if not fallback.takes(error):
+            raise error
+        (yield fallback.verdict(error)).report  # noqa: B018  # raises what all ranks fail by
+        if fallback.adopts:
+            if agreed is None:  # no rank can have committed it
+                raise TransferError(f"step {step.number}: it is not whole here", cause="plan")
+            return agreed
+        self._consultation.undo(before)
+        step.way, step.decision = fallback.way, None
+        step.overflowed.clear()
+        started = []
+        for transfer in step.transfers:
+            transfer.lost = transfer.resent = None
+            started.append((transfer, self._send_kept(transfer, stats=transfer.stats)))
+            transfer.plan, transfer.resent = transfer.applied_plan, None
+        if step.confirmed:
+            (yield self._consultation.confirm_end(step)).report  # noqa: B018
+        for transfer, handle in started:
+            transfer.first = transfer.report = (yield handle).report
+        agreed = yield from self._decide(step)
+        yield from self._ask_back(step)
+        return agreed
+
+    def _ask_back(self, step: Step) -> Ending[None]:
+        """Goes back to an engine once all ranks have a new one, before the next step."""
+        assert self._fallback is not None
+        ready = self._fallback.fresh is not None
+        done = yield self._consultation.ask(step, ready=ready)
+        if done.report.stats_max[0] == 0.0:
+            self._fallback.go_back(step.number + 1)
+            self._planner.follow_agreed()
+
+    def _send_kept(self, transfer: Transfer, **more: Any) -> Handle:
+        """Sends again, exactly, what was sent of a bucket."""
+        plan = transfer.resent = transfer.plan.exact()
+        self._books.restore_pruned(transfer)
+        host = transfer.stage.host()
+        np.copyto(host, self._books.sent(transfer))
+        return self._send(transfer.step, host, plan, **more)
 
     def _scattered_overflow(self, transfer: Transfer) -> set[int]:
         """Returns the optimizer of a scattered bucket whose result is not finite, as ballots say.
@@ -181,11 +275,7 @@ class StepCycle(TrainingState):
     def _resend(self, step: Step) -> Ending[None]:
         started = []
         for transfer in step.transfers:
-            plan = transfer.resent = transfer.plan.exact()
-            self._books.restore_pruned(transfer)
-            host = transfer.stage.host()
-            np.copyto(host, self._books.sent(transfer))
-            started.append((transfer, self._transfer(host, plan, step=step.number)))
+            started.append((transfer, self._send_kept(transfer)))
         for transfer, handle in started:
             done = yield handle
             assert transfer.first is not None

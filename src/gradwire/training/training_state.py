@@ -22,6 +22,7 @@ from gradwire.policies import Policy
 from gradwire.training.ballots import BallotBox
 from gradwire.training.bucket import ParameterNames
 from gradwire.training.consultation import Consultation
+from gradwire.training.fallback import Fallback
 from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
 from gradwire.training.feedback.owing import Owing
@@ -65,6 +66,7 @@ class TrainingState:
             steps that are not finite; None where `set_grad_scale` gives the scale.
         host: The ranks that this worker leads; None for its own alone, among workers of which each
             one does so.
+        fallback: What goes on where the engine fails; None where that ends training.
 
     Attributes:
         compared: Returns, as a step begins, numbers of which the plans of the step are part, so
@@ -83,8 +85,10 @@ class TrainingState:
         clock: Callable[[], float] = time.perf_counter,
         scaler: torch.amp.GradScaler | None = None,
         host: HostRanks | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         self.communicator = communicator
+        self._fallback = fallback
         self._host = host or HostRanks((communicator.job_rank,), communicator.ranks)
         self.policy = policy
         self.settings = settings

@@ -188,10 +188,10 @@ class Communicator(OfThisProcess):
         self._lane = 1 + number
         return number
 
-    def return_number(self, number: int) -> None:
+    def return_number(self) -> None:
         """Gives back the number that `take_number` returned; to be called once."""
         if self.engine is not None:
-            self.engine.numbers.pop(number, None)
+            self.engine.numbers.pop(self._lane - 1, None)
 
     def meeting(self, topic: str) -> Meeting:
         """Makes a meeting of the workers in the store, on a topic."""

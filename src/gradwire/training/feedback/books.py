@@ -57,7 +57,7 @@ class Books:
         self._residuals = ResidualBook() if self.settings.feedback else None
         self._ages = AgeBook(self.settings.max_age)
         self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
-        self._sent = FlatBook()  # copies of what a guarded step sends, without residuals
+        self._sent = FlatBook()  # copies of what may be sent again, without residuals
         books = self._residuals, self._velocities
         self._earlier = [Earlier(book) for book in books if book is not None]
         self.finds_unused = False  # whether DDP looks for parameters that a step does not use
@@ -66,7 +66,7 @@ class Books:
     def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Prepares a bucket that is about to be sent, in place.
 
-        It adds the residuals, keeps a copy where the guard may have to resend, and removes what the
+        It adds the residuals, keeps a copy where the step may be sent again, and removes what the
         plan prunes.
         """
         unused = self._unused(transfer, host)
@@ -86,7 +86,7 @@ class Books:
                 sent[part] = host[part] = 0.0
             if transfer.plan.pruned and self._selects:
                 self._prune(transfer, host)
-        elif transfer.step.guarded:
+        elif transfer.step.held_back:
             transfer.kept = self._sent.open(transfer.slots, host.size)
             np.copyto(transfer.kept, host)
 
@@ -99,7 +99,7 @@ class Books:
         """Returns whether a bucket needs no residuals: there are none, and all of it will count."""
         assert self._residuals is not None
         plan = transfer.plan
-        exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
+        exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.held_back
         return exact and self._residuals.clean(transfer.slots)
 
     def _remember(self, transfer: Transfer, elements: int) -> None:
