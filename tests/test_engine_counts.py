@@ -45,6 +45,17 @@ def test_literals_are_constants_but_small_ones_and_units(
     assert list(tool.literals(line)) == values
 
 
+def test_each_constant_has_its_place(tool: ModuleType) -> None:
+    text = "// 3 laws\nconstexpr double kCut = 0.7;  // 5\nuse(1, 64 << 10);\n"
+    places = tool.counted_places("congestion/window.h", text)
+    lines = text.split("\n")
+    assert [(lines[at][begin:end], value) for at, begin, end, value in places] == [
+        ("0.7", 0.7),
+        ("64", 64),
+    ]
+    assert tool.counted_places("op/op.h", text) == []
+
+
 def test_folders_are_counted_each_by_its_rule(tool: ModuleType) -> None:
     found = tool.count(
         {

@@ -92,18 +92,26 @@ def lines_of(code: str) -> int:
     return sum(1 for line in code.split("\n") if line.strip())
 
 
-def literals(line: str) -> Iterator[float]:
-    """Yield the literals of a line of code that are constants.
+def places(line: str) -> Iterator[tuple[int, int, float]]:
+    """Yield where the literals of a line of code stand that are constants, and their values.
 
     A shift by bits that makes a number of KiB, and the bits of a word of a bitmap, are units.
     """
-    plain = _WORD_OF_BITMAP.sub("w", _SHIFTED.sub("", _TEXT.sub("", line)))
-    numbers = [match[0].rstrip("fFuUlLzZ").replace("'", "") for match in _NUMBER.finditer(plain)]
-    values = [float(int(each, 16)) if each[:2] in ("0x", "0X") else float(each) for each in numbers]
+    plain = line
+    for unit in (_TEXT, _SHIFTED, _WORD_OF_BITMAP):
+        plain = unit.sub(lambda match: " " * len(match[0]), plain)
     factor = bool(re.search(r"[*/<>,+]", plain)) and not re.search(r"= [\d.e'-]+;", plain)
-    for value in values:
+    for match in _NUMBER.finditer(plain):
+        text = match[0].rstrip("fFuUlLzZ").replace("'", "")
+        value = float(int(text, 16)) if text[:2] in ("0x", "0X") else float(text)
         if value not in SMALL and not (factor and value in UNITS):
-            yield value
+            yield match.start(), match.end(), value
+
+
+def literals(line: str) -> Iterator[float]:
+    """Yield the literals of a line of code that are constants."""
+    for _, _, value in places(line):
+        yield value
 
 
 def name_of(line: str) -> str:
@@ -149,19 +157,39 @@ def count(files: Mapping[str, str]) -> Counts:
         if folder == "endpoint":
             endpoint += lines_of(code)
             methods = max(methods, methods_of(code))
-        ours = folder in FOLDERS
-        others = not ours and (folder in OTHER_FOLDERS or stem in OTHER_FILES)
         for line in _CODEPOINT.sub("", code).split("\n"):
             name = name_of(line)
-            if line.startswith("#") or (others and name not in ANYWHERE):
-                continue
-            if not ours and (not name or name in OTHER_NAMES):
+            if not _counts(path, line):
                 continue
             found = [Constant(path, line.strip(), value) for value in literals(line)]
             ring = (stem, name) in RINGS
             (rings if ring else constants).extend(found)
             named += bool(name.startswith("k") and not ring)
     return Counts(constants, rings, named, lines, endpoint, methods)
+
+
+def counted_places(path: str, text: str) -> list[tuple[int, int, int, float]]:
+    """Return line, begin, end and value of the constants of a file, sizes of rings left out."""
+    code = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    code = _CODEPOINT.sub("", code)
+    return [
+        (at, *place)
+        for at, line in enumerate(code.split("\n"))
+        if _counts(path, line) and (Path(path).stem, name_of(line)) not in RINGS
+        for place in places(line)
+    ]
+
+
+def _counts(path: str, line: str) -> bool:
+    """Return whether the literals of a line count where it stands in a file."""
+    folder, name = path.split("/")[0], name_of(line)
+    if line.startswith("#"):
+        return False
+    if folder in FOLDERS:
+        return True
+    if folder in OTHER_FOLDERS or Path(path).stem in OTHER_FILES:
+        return name in ANYWHERE
+    return bool(name) and name not in OTHER_NAMES
 
 
 def files_at(commit: str | None) -> dict[str, str]:
