@@ -127,7 +127,7 @@ class Case {
     from.rtt.sample(measured(), reported(), now_);
     receiver_.sample(peer, from.arriving, from.rtt, now_);
     const uint64_t before = from.grant.granted;
-    receiver_.share(from.grant, {from.arriving, from.rtt, from.largest, 0, false}, now_);
+    receiver_.share(from.grant, {from.arriving, from.rtt, from.largest, false}, now_);
     expect(from.grant.granted >= before, "credit is not taken back");
     expect(from.grant.granted > from.largest, "a sender may always send a packet");
     if (from.ecn.sent.told(input_.number<uint32_t>(0), input_.number<uint32_t>(0)))

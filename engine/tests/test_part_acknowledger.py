@@ -93,7 +93,7 @@ def test_an_ack_that_may_be_lost_goes_again_for_two_rounds() -> None:
 
 @pytest.mark.parametrize(
     ("rtprop", "spacing"),
-    [(SHORT, 0), (5 * MS, 0), (16 * MS, 500 * US), (LONG, 800 * US)],
+    [(SHORT, 0), (5 * MS, 0), (16 * MS, 800 * US), (LONG, 800 * US)],
 )
 def test_acks_of_gaps_are_spaced_on_long_paths_alone(rtprop: int, spacing: int) -> None:
     acks = Acknowledger()

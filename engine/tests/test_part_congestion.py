@@ -3,7 +3,6 @@ windows and rates out.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -214,16 +213,21 @@ def test_five_seconds_of_heavy_loss_in_a_row_halve_the_rate() -> None:
 
 def test_the_rate_halves_as_long_as_that_lowers_the_loss() -> None:
     breaker = Breaker()
-    losses = [0.99, 0.93, 0.87, 0.8, 0.74, 0.69]
+    # Of what this end alone causes, half the rate loses 2 L - 1; 0.54 is no more bad, but heavy.
+    losses = [0.99, 0.98, 0.96, 0.92, 0.84, 0.68, 0.36]
     assert breaker.seconds(*[0.99] * 4, *losses) == [
-        1, 1, 1, 1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 32,
+        1, 1, 1, 1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 64,
     ]  # fmt: skip
 
 
-def test_a_cut_that_does_not_help_is_undone_and_the_next_comes_later() -> None:
+@pytest.mark.parametrize("after", [0.9, 0.86])
+def test_a_cut_that_hardly_helps_is_undone_and_the_next_comes_after_twice_the_time(
+    after: float,
+) -> None:
     breaker = Breaker()
-    cuts = [second for second, factor in enumerate(breaker.seconds(*[0.9] * 260)) if factor < 1]
-    assert {later - earlier for earlier, later in pairwise(cuts)} == {21}
+    factors = [breaker.second(0.9 if breaker.breaker.factor() == 1 else after) for _ in range(200)]
+    cuts = [second for second, factor in enumerate(factors) if factor < 1]
+    assert cuts == [4, 11, 25, 53, 109]
 
 
 def test_earlier_cuts_that_helped_stay_when_a_later_one_did_not() -> None:
@@ -240,7 +244,7 @@ def test_the_rate_returns_once_most_packets_arrive() -> None:
 def test_declared_losses_count_like_reported_ones_and_few_packets_do_not() -> None:
     breaker = Breaker()
     for _ in range(10):
-        assert breaker.second(0.9, packets=19, lost=19) == 1
+        assert breaker.second(0.9, packets=7, lost=7) == 1
     for _ in range(4):
         assert breaker.second(0.0, lost=60) == 1
     assert breaker.second(0.0, lost=60) == 0.5
@@ -368,9 +372,9 @@ class Port:
 
     def compete(self) -> None:
         """Other flows give way in a first trial, and no further in a second one."""
-        assert self.epochs(60, 10e6) == [(60, 2)]
-        assert self.epochs(30, 20e6) == [(30, 2)]
-        assert self.epochs(30, 20e6) == [(30, 0.5)]
+        assert self.epochs(50, 10e6) == [(50, 2)]
+        assert self.epochs(50, 20e6) == [(50, 2)]
+        assert self.epochs(50, 20e6) == [(50, 0.5)]
         assert self.competition.competes()
 
 
@@ -391,7 +395,7 @@ def test_flows_that_do_not_react_are_given_way_to_and_tried_again_rarely() -> No
     assert not port.competition.competes()
     begun = [number for number, factor in factors if factor == 2]
     ended = [number for number, factor in factors if factor == 0.5]
-    assert [end - begin for begin, end in zip(begun, ended, strict=False)] == [30] * len(ended)
+    assert [end - begin for begin, end in zip(begun, ended, strict=False)] == [50] * len(ended)
     pauses = [later - end for end, later in zip(ended, begun[1:], strict=False)]
     assert min(pauses) >= 2_000
 
@@ -401,17 +405,22 @@ def test_a_competition_lasts_as_long_as_others_take_what_half_a_window_leaves() 
     port.compete()
     for _ in range(7):
         assert port.until(0.5, 10e6) > 1_900
-        assert port.epochs(30, 5e6) == [(30, 2)]
+        assert port.epochs(50, 5e6) == [(50, 2)]
         assert port.competition.competes()
 
 
-def test_a_competition_ends_after_three_checks_in_which_nobody_took_anything() -> None:
+@pytest.mark.parametrize(("rate", "competes"), [(10e6, False), (8e6, False), (7e6, True)])
+def test_a_competition_ends_after_two_checks_in_which_nobody_took_much(
+    rate: float, competes: bool
+) -> None:
     port = Port()
     port.compete()
-    for check in range(1, 4):
-        port.until(0.5, 10e6)
-        port.epochs(30, 10e6)
-        assert port.competition.competes() == (check < 3)
+    port.until(0.5, 10e6)
+    port.epochs(50, rate)
+    assert port.competition.competes()
+    port.until(0.5, 10e6)
+    port.epochs(50, rate)
+    assert port.competition.competes() == competes
 
 
 def test_a_competition_ends_when_the_queue_is_gone() -> None:
@@ -495,7 +504,7 @@ def test_a_queue_beyond_the_target_shrinks_the_window_down_to_its_minimum() -> N
         window.sample(10 * WIRE, 5 * TARGET, MS, MS, False, round_number * 10 * MS)
         sizes.append(window.bytes())
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[3] < 0.5 * 1_000 * WIRE
+    assert sizes[3] < 0.6 * 1_000 * WIRE
     assert sizes[-1] == 4 * WIRE
 
 
@@ -568,9 +577,9 @@ def epochs_of(stretch: Stretch, *epochs: tuple[float, float, float, int, bool]) 
 @pytest.mark.parametrize(
     ("epoch", "factor"),
     [
-        ((0.75, 1e9, FIFTH, NO_QUEUE, True), 4),
-        ((0.95, 1e9, FIFTH, NO_QUEUE, True), 4),  # by steps of four
-        ((0.75, 250, FIFTH, NO_QUEUE, True), 2.5),
+        ((0.75, 1e9, FIFTH, NO_QUEUE, True), 2),
+        ((0.95, 1e9, FIFTH, NO_QUEUE, True), 2),  # by steps of two
+        ((0.75, 150, FIFTH, NO_QUEUE, True), 1.5),
         ((0.75, 50, FIFTH, NO_QUEUE, True), 1),
         ((0.75, 1e9, FIFTH, NO_QUEUE, False), 1),  # something else limits it
         ((0.25, 1e9, FIFTH, NO_QUEUE, True), 1),  # no heavy loss
@@ -600,22 +609,23 @@ def test_a_stretch_gives_way_to_a_queue_the_full_rate_and_smaller_windows(
     epoch: tuple[float, float, float, int, bool], factor: float
 ) -> None:
     stretch = Stretch()
-    epochs_of(stretch, (0.75, 1e9, FIFTH, NO_QUEUE, True))
+    epochs_of(stretch, *[(0.75, 1e9, FIFTH, NO_QUEUE, True)] * 2)
     assert epochs_of(stretch, epoch) == [pytest.approx(factor)]
 
 
 def test_a_stretch_that_led_to_a_queue_is_approached_slowly_until_the_loss_ends() -> None:
     grows = (0.75, 1e9, FIFTH, NO_QUEUE, True)
     stretch = Stretch()
-    assert epochs_of(stretch, grows, (0.75, 1e9, 0.9, LONG_QUEUE, True)) == [4, pytest.approx(3.2)]
+    fills = (0.75, 1e9, 0.9, LONG_QUEUE, True)
+    assert epochs_of(stretch, grows, grows, fills) == [2, 4, pytest.approx(3.2)]
     # 0.9 of BtlBw came through, which is 3.6 times the quarter that arrives.
     assert epochs_of(stretch, grows, grows) == [pytest.approx(3.6), pytest.approx(3.6 * 1.02)]
-    assert epochs_of(stretch, (0.2, 1e9, FIFTH, NO_QUEUE, True), grows) == [1.25, 4]
+    assert epochs_of(stretch, (0.2, 1e9, FIFTH, NO_QUEUE, True), grows) == [1.25, 2.5]
 
 
 def test_a_mark_takes_a_fifth_of_a_stretch() -> None:
     stretch = Stretch()
-    epochs_of(stretch, (0.75, 1e9, FIFTH, NO_QUEUE, True))
+    epochs_of(stretch, *[(0.75, 1e9, FIFTH, NO_QUEUE, True)] * 2)
     for factor in (3.2, 2.56):
         stretch.marked()
         assert stretch.factor(0.95) == pytest.approx(factor)

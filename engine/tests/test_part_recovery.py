@@ -468,7 +468,7 @@ def test_no_twins_go_for_a_round_after_a_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "others", "share"), [(0.0, 3, 0.0), (0.02, 3, 0.06), (0.02, 63, 0.3)]
+    ("loss", "others", "share"), [(0.0, 3, 0.0), (0.02, 3, 0.06), (0.02, 63, 1.0)]
 )
 def test_the_last_chunks_are_as_many_as_come_late(loss: float, others: int, share: float) -> None:
     assert Twins.last(loss, others) == pytest.approx(share)

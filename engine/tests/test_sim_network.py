@@ -256,7 +256,7 @@ def test_losses_are_found_in_a_round_where_packets_are_reordered(share: float, l
     for loss in (0.0, 0.01):
         link = Link(reorder=share, reorder_delay=late, loss=loss)
         fabric = Fabric(4, link=link, **HOSTS)
-        times.append(fmean(rounds(fabric, 1_000_000, 6, link)[2:]))
+        times.append(fmean(rounds(fabric, 1_000_000, 8, link)[4:]))
         twice += sum(fabric.counters(rank)["spurious_retransmissions"] for rank in range(4))
         sent += sum(fabric.counters(rank)["packets_sent"] for rank in range(4))
     assert times[1] < 1.5 * times[0]

@@ -3,9 +3,10 @@
 // window.
 //
 // It trips when more than half of the packets have been lost for kPatience seconds in a row; bursts
-// are shorter than that. It halves the rate again as long as that lowers the loss. When a cut does
-// not help it is undone, and the next attempt comes later. The rate returns once most packets
-// arrive.
+// are shorter than that. It halves the rate again as long as that lowers the loss: of what a sender
+// alone causes, half the rate loses 2 L - 1 where the whole lost L, and half of that fall is
+// enough. A cut that does not help is undone, and the next attempt comes after twice the time. The
+// rate returns once most packets arrive.
 #pragma once
 
 #include <algorithm>
@@ -35,19 +36,20 @@ class CircuitBreaker {
     start_ = now;
     if (factor_ == 1.0) usual_ = bytes_ * 1e9 / kInterval;
     const double declared = static_cast<double>(lost_) / static_cast<double>(sent_);
-    const double loss = sent_ < kFewest ? 0.0 : std::max(told_ / bytes_, declared);
+    const double loss =
+        static_cast<double>(sent_) < LossMeter::kFewest ? 0.0 : std::max(told_ / bytes_, declared);
     sent_ = lost_ = 0;
     bytes_ = told_ = 0;
-    if (loss <= kBad) {
+    if (loss <= kHalf) {
       bad_ = tried_ = 0;
       next_ = kPatience;
-      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ / kCut);
+      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ / kHalf);
       return;
     }
     ++bad_;
     if (tried_ == 0) {
       if (bad_ >= next_) cut(loss);
-    } else if (loss < kHelped * before_) {
+    } else if (loss < before_ - kHalf * (1.0 - before_)) {
       cut(loss);
     } else {
       take_back();
@@ -63,35 +65,24 @@ class CircuitBreaker {
 
  private:
   void cut(double loss) {
-    if (factor_ <= kSmallest) return;
-    factor_ *= kCut;
+    factor_ *= kHalf;
     before_ = loss;
     tried_ = bad_;
   }
   // Undoes a cut after which as much was lost as before: other traffic causes the loss, so a lower
   // rate of ours helps nobody.
   void take_back() {
-    factor_ = std::min(1.0, factor_ / kCut);
+    factor_ = std::min(1.0, factor_ / kHalf);
     tried_ = 0;
-    next_ = bad_ + kRest;
+    next_ = 2 * bad_;
   }
 
   // The loss of one interval decides; long enough for a rate to be judged by.
   static constexpr Nanos kInterval = 1 * kSecond;
   // The intervals of heavy loss in a row before the first cut: longer than any burst.
   static constexpr uint32_t kPatience = 5;
-  // The intervals from a cut that did not help to the next one.
-  static constexpr uint32_t kRest = 20;
-  // Packets: with fewer sent in an interval its loss is not judged.
-  static constexpr uint64_t kFewest = 20;
-  // The share of lost packets above which an interval counts as bad.
-  static constexpr double kBad = 0.5;
-  // A cut has helped when the loss is below this multiple of the loss before.
-  static constexpr double kHelped = 0.95;
-  // The factor of a cut, whose inverse brings the rate back: its effect shows above other changes.
-  static constexpr double kCut = 0.5;
-  // The smallest factor: some packets must go on to show that the path works again.
-  static constexpr double kSmallest = 1.0 / 32;
+  // The share of lost packets above which an interval counts as bad, and what a cut leaves.
+  static constexpr double kHalf = 0.5;
   Nanos start_ = 0;
   uint64_t sent_ = 0;
   uint64_t lost_ = 0;

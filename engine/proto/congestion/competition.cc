@@ -2,29 +2,21 @@
 
 #include <algorithm>
 
+#include "proto/congestion/queue_delay.h"
+#include "proto/recovery/loss_meter.h"
+
 namespace gradwire {
 
 namespace {
-// Under other flows' queue for this long, a trial is due; shorter queues are bursts. After as long
-// with almost no queue, a competition is over.
-constexpr Nanos kPressed = 50 * kMillisecond;
-// Below this share of the delay target there is almost no queue: a rival that fills the port leaves
-// more even when it has just given way, so a longer one counts as a rival's.
-constexpr double kQuiet = 0.5;
-// A trial's epochs last at least this long, and so do the epochs it is compared with.
-constexpr Nanos kTrial = 30 * kMillisecond;
-// Epochs of a trial at least; on a long path each is a round, and fewer take bursts for a rival.
-constexpr int64_t kTrialEpochs = 8;
 // The factor of the window in a trial.
 constexpr double kGrowth = 2.0;
-// A rate that rises by more than this in a trial was taken from other flows.
+// A rate that rises by more than this factor in a trial was taken from other flows, and one that
+// falls by more in a check is taken by them.
 constexpr double kElastic = 1.3;
-// A rate that falls below this share in a check is taken by other flows.
-constexpr double kInelastic = 0.9;
 // The pause after a trial, and between checks: a trial lengthens the queue, so they are rare.
 constexpr Nanos kPause = 2 * kSecond;
 // Checks in a row that end a competition: flows that share a port have unsteady rates.
-constexpr uint32_t kDoubts = 3;
+constexpr uint32_t kDoubts = 2;
 }  // namespace
 
 double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow,
@@ -32,19 +24,20 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
   bytes_ += bytes;
   time_ += epoch;
   ++epochs_;
-  const bool long_enough = time_ >= kTrial && epochs_ >= kTrialEpochs;
+  // On a long path each epoch is a round, and few take bursts for a rival.
+  const bool long_enough = time_ >= kTrial && static_cast<double>(epochs_) >= LossMeter::kFewest;
   if (trying_) return long_enough ? end(now) : 1.0;
   // Only epochs count: between two ops this window sees no queue.
-  quiet_ = static_cast<double>(delay) >= kQuiet * static_cast<double>(target) ? 0 : quiet_ + epoch;
-  if (competes_ && quiet_ > kPressed) {
+  quiet_ = some_queue(delay, target) ? 0 : quiet_ + epoch;
+  if (competes_ && quiet_ > kTrial) {
     competes_ = false;
     pressed_ = 0;
     next_ = now;
   }
-  pressed_ = delay > target || slow ? std::min(pressed_ + epoch, kPressed)
+  pressed_ = delay > target || slow ? std::min(pressed_ + epoch, kTrial)
                                     : std::max<Nanos>(0, pressed_ - epoch);
   if (!long_enough) return 1.0;
-  if ((competes_ || pressed_ == kPressed) && now >= next_) {
+  if ((competes_ || pressed_ == kTrial) && now >= next_) {
     wins_ = 0;
     return begin(competes_ ? 1 / kGrowth : kGrowth);
   }
@@ -64,7 +57,7 @@ double Competition::end(Nanos now) {
   trying_ = false;
   pressed_ = 0;
   if (competes_) {
-    doubts_ = change < kInelastic ? 0 : doubts_ + 1;
+    doubts_ = change * kElastic < 1 ? 0 : doubts_ + 1;
     competes_ = doubts_ < kDoubts;
     next_ = now + kPause;
     return competes_ ? kGrowth : 1.0;

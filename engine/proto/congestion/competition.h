@@ -28,6 +28,12 @@ class Competition {
   // True while the window is held constant for a trial.
   bool trying() const { return trying_; }
 
+  // A trial's epochs last at least this long, and so do the epochs it is compared with. Under other
+  // flows' queue for this long, a trial is due; shorter queues are bursts. After as long with
+  // almost no queue, a competition is over. LossLaw's trials are no longer, since the shortest
+  // queue costs time on a path that loses by itself.
+  static constexpr Nanos kTrial = 50 * kMillisecond;
+
  private:
   double begin(double factor);
   double end(Nanos now);

@@ -11,38 +11,21 @@ namespace gradwire {
 namespace {
 // An epoch is one round trip; below this too few packets arrive to judge by.
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
-// The smallest factor of one epoch's reduction; heavy loss on slow paths of 40 ms needs it.
-constexpr double kDeepestCut = 0.6;
 // The share of the queue's excess above the target by which an epoch shrinks the window: the rest
 // drains while the ACKs that show it are on their way.
 constexpr double kCutShare = 0.7;
-// The share of the target's queue that a window which limits the rate need not cover by it.
-constexpr double kOwnQueue = 0.75;
 // Below this share of the target the window regains at once what other traffic has taken. It is
 // compared with single batches, which bursts of one sender reach.
 constexpr double kRegainQueue = 1.0 / 3;
-// Up to this share of the target a long path's slow start goes on, and its window may exceed what
-// its rate accounts for. It is less than a short queue, because a round passes before growth shows.
-constexpr double kRampQueue = 0.5;
-bool ramp_queue(Nanos delay, Nanos target) {
-  return static_cast<double>(delay) <= kRampQueue * static_cast<double>(target);
-}
-// Above this share of the target there is a queue at all; below, hosts may only be busy.
-constexpr double kSomeQueue = 0.25;
-bool some_queue(Nanos delay, Nanos target) {
-  return static_cast<double>(delay) > kSomeQueue * static_cast<double>(target);
-}
 // The share of way_back_ that the window covers. The rest is queueing at other ports: a window that
 // covers all of it overflows the port of an incast, and one that covers less leaves ports idle
 // where hosts are busy.
 constexpr double kWayBack = 0.85;
-// The weight of a new sample: senders of an unsteady window would take turns unevenly.
-constexpr double kSlowly = 1.0 / 16;
 // A rate below this share of BtlBw, beside a queue, is slow: several TCP flows take the rest.
 constexpr double kSlow = 0.5;
-// Bytes per round while competing: several segments, since the window serves the flows of several
+// Bytes per round while competing: two segments, since the window serves the flows of several
 // peers.
-constexpr double kCompetitiveGrowth = 3.5 * kFullPacket;
+constexpr double kCompetitiveGrowth = 2.0 * kFullPacket;
 // Bytes: a part of what a port's queue holds; a server 40 ms away overflows without this bound.
 constexpr double kLongQueue = 64 << 10;
 }  // namespace
@@ -113,8 +96,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   // Heavy loss ends slow start on a short path, because copies of lost packets would fill the port.
   // So does an RTprop whose growth of one round, sent at once, would exceed the wanted queue.
   const bool steep = path.growth * static_cast<double>(rtprop) > static_cast<double>(target_);
-  const bool ends =
-      path.ramps ? !ramp_queue(delay, target_) : some_queue(delay, target_) || lossy_ || steep;
+  const bool ends = some_queue(delay, target_) || (!path.ramps && (lossy_ || steep));
   slow_start_.round(rate, ends, limited_, path.ramps);
   // The buffers of a long path hold more than the queue aimed at, and each judgement takes rounds.
   if (!path.ramps) law_.judge({round, bounds_.target, lossy_}, now);
@@ -132,10 +114,11 @@ void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   // beyond RTprop. More than that only lengthens the queue.
   const auto sample = static_cast<double>(
       std::clamp<Nanos>(round - delay - rtprop, 0, 2 * std::max(target_, bounds_.target)));
-  way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
+  way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : 1.0 / kSmoothing);
   // It is at least what is under way at this rate and a quarter of the target's queue, since a
   // window that limits the rate could not grow otherwise.
-  const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - kOwnQueue * target;
+  const double least =
+      static_cast<double>(std::max<Nanos>(round - delay, 0)) - kShortQueue * target;
   const double way = static_cast<double>(rtprop) + kWayBack * way_back_;
   enough_ = meter_.bytes_per_second() > 0
                 ? meter_.bytes_per_second() * 1e-9 * (target + std::max(way, least))
@@ -173,10 +156,10 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path) {
   // A long path without a queue may carry more than the rate accounts for: losses may have ended
   // slow start before it found the rate.
   const double most =
-      ramps() || (path.ramps && !lossy_ && ramp_queue(delay, target_)) ? maximum_ : enough_;
+      ramps() || (path.ramps && !lossy_ && !some_queue(delay, target_)) ? maximum_ : enough_;
   if (delay > target_) {
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
-    window_ = std::max(smallest(), window_ * std::max(kDeepestCut, 1.0 - kCutShare * excess));
+    window_ = std::max(smallest(), window_ * std::max(kSignalCut, 1.0 - kCutShare * excess));
   } else if (limited_ && window_ < most) {
     const double room = (target - static_cast<double>(delay)) / target;
     const double grown = window_ + std::max<double>(kFullPacket, path.slow_growth * window_) * room;

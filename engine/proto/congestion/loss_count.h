@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
+#include "proto/recovery/path_profile.h"
 
 namespace gradwire {
 
@@ -41,10 +42,10 @@ class LossCount {
 
   // Packets: a longer run is one loss of the path, however long.
   static constexpr double kRun = 3;
+  // The time of a period at least: packets that come later count as lost.
+  static constexpr Nanos kTime = kLongRtprop;
 
  private:
-  // The time of a period at least: packets that come later count as lost.
-  static constexpr Nanos kTime = 5 * kMillisecond;
   uint64_t since_ = 0;  // the first number of this period
   Nanos start_ = 0;
   Period now_, before_, ended_;

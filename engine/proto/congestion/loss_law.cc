@@ -1,6 +1,10 @@
 #include "proto/congestion/loss_law.h"
 
+#include "proto/congestion/competition.h"
+#include "proto/congestion/loss_count.h"
+#include "proto/congestion/queue_delay.h"
 #include "proto/recovery/loss_meter.h"
+#include "proto/recovery/rtt.h"
 
 namespace gradwire {
 
@@ -12,33 +16,24 @@ constexpr double kLeast = 1.0 / 16;
 // The share of packets that may be lost. Twice it loses twice as much, half of it takes the chance
 // of a single packet for a queue.
 constexpr double kBorne = 0.01;
-// The factor of the path's loss that may be lost beside: losses come in runs.
-constexpr double kTolerance = 1.5;
+// The factor by which losses have to change to be others: they come in runs.
+constexpr double kOther = 2;
+// Periods of LossCount for which losses of before a change may still be counted, since a packet
+// counts as lost when it cannot come late any more. With one of them a trial judges what was
+// before it.
+constexpr Nanos kSettled = 3;
 // The factor of the room where losses were too many, and at a mark.
 constexpr double kCut = 0.9;
-// The weight of a judgement in the path's loss: one without losses shows little.
-constexpr double kSlowly = 1.0 / 8;
-// A judgement's least duration, and its least packets. After a change losses of before may be
-// counted for three times as long, since receivers count one when it cannot come late any more.
-constexpr Nanos kPeriod = 5 * kMillisecond;
-constexpr double kPackets = 192;
-// The longest trial: the shortest queue costs time on a path that loses by itself.
-constexpr Nanos kLongestTrial = 50 * kMillisecond;
-// The share of the expected losses below which less room has helped.
-constexpr double kHelped = 1.0 / 3;
 // The time for which losses that were this end's own are taken for that.
 constexpr Nanos kOwn = 2 * kSecond;
-// The pause after a trial that was of no use, four times as long each time: all hosts of a job wait
-// for one that tries. After one of heavy loss it is the longest.
-constexpr Nanos kFirstPause = 500 * kMillisecond;
-constexpr Nanos kLongestPause = 60 * kSecond;
-// The share of the queue at a loss that its buffer is taken to bear.
-constexpr double kHeld = 0.7;
-// The time after which heavy loss is tried out: bursts are shorter.
+// The longest pause after a trial that was of no use, which is twice as long each time: all hosts
+// of a job wait for one that tries. After one of heavy loss it is the longest.
+constexpr Nanos kLongestPause = WindowedMin::kWindow;
+// The time after which heavy loss is tried out: bursts are shorter. The first pause is as long.
 constexpr Nanos kPatience = 1 * kSecond;
 }  // namespace
 
-LossLaw::LossLaw(double evidence) : evidence_(evidence), pause_(kFirstPause) {}
+LossLaw::LossLaw(double evidence) : evidence_(evidence), pause_(kPatience) {}
 
 double LossLaw::pace() const {
   return trying_ && before_ >= kHeavyLoss ? 1.0 - before_ : 1.0;
@@ -53,11 +48,12 @@ void LossLaw::judge(const Port& port, Nanos now) {
   }
   if (!enough(port, now)) return;
   if (std::exchange(settling_, false)) return begin(now);
-  const bool others = kHeld * queue_ >= static_cast<double>(port.target);
+  // Beside a queue that makes the target a short one, others have filled its buffer.
+  const bool others = short_queue(port.target, static_cast<Nanos>(queue_));
   if (trying_) return end_trial(others, now);
   const double loss = lost_ / packets_;
   const bool lasts = outlasts_bursts(port.lossy || loss >= kHeavyLoss, now);
-  if (loss <= kBorne || (loss <= kTolerance * of_path_ + kBorne && now < again_)) {
+  if (loss <= kBorne || (loss <= kOther * of_path_ + kBorne && now < again_)) {
     bear(loss);
     regain(now);
   } else if (!others && lasts) {
@@ -81,9 +77,10 @@ bool LossLaw::bursts(const Port& port) const {
 
 bool LossLaw::enough(const Port& port, Nanos now) const {
   const Nanos took = now - start_;
-  if (settling_) return took >= std::max(2 * port.round, 3 * kPeriod);
-  if (trying_ && took >= kLongestTrial) return packets_ > 0;
-  if (took < std::max(2 * port.round, kPeriod) || packets_ < kPackets) return false;
+  if (settling_) return took >= std::max(2 * port.round, kSettled * LossCount::kTime);
+  if (trying_ && took >= Competition::kTrial) return packets_ > 0;
+  if (took < std::max(2 * port.round, LossCount::kTime) || packets_ < 2 * LossMeter::kPackets)
+    return false;
   return !trying_ || before_ * packets_ >= evidence_;
 }
 
@@ -115,8 +112,8 @@ void LossLaw::start_trial(double loss) {
 // `others`: other traffic fills the queue, so the trial shows nothing.
 void LossLaw::end_trial(bool others, Nanos now) {
   const double expected = packets_ * before_;
-  const bool own = expected >= evidence_ / 4 &&
-                   (up_ ? lost_ > kTolerance * expected : lost_ < kHelped * expected);
+  const bool own =
+      expected >= evidence_ / 2 && (up_ ? lost_ > kOther * expected : kOther * lost_ < expected);
   left_ = own && !others ? pace() : 1.0;
   trying_ = false;
   settling_ = true;
@@ -146,11 +143,11 @@ void LossLaw::cut(double loss) {
 
 // Follows the path's loss downwards.
 void LossLaw::bear(double loss) {
-  of_path_ += kSlowly * std::min(0.0, loss - of_path_);
+  of_path_ += std::min(0.0, loss - of_path_) / kSmoothing;
   if (of_path_ >= kBorne / 2) return;
   of_path_ = 0;
   again_ = 0;
-  pause_ = kFirstPause;
+  pause_ = kPatience;
 }
 
 void LossLaw::regain(Nanos now) {
@@ -160,7 +157,7 @@ void LossLaw::regain(Nanos now) {
 
 void LossLaw::wait(Nanos now) {
   again_ = now + pause_;
-  pause_ = std::min(4 * pause_, kLongestPause);
+  pause_ = std::min(2 * pause_, kLongestPause);
 }
 
 }  // namespace gradwire

@@ -16,9 +16,15 @@
 
 namespace gradwire {
 
-// Up to this share of the delay target a queue is short: more may be sent than the rate accounts
-// for. The rest of the target is for what hosts that wake up late add.
-inline constexpr double kShortQueue = 0.75;
+// The share of the delay target that hosts which wake up late make or hide: above it there is a
+// queue at all.
+inline constexpr double kHostQueue = 0.25;
+inline bool some_queue(Nanos delay, Nanos target) {
+  return static_cast<double>(delay) > kHostQueue * static_cast<double>(target);
+}
+// A queue that leaves that much of the target is short: more may be sent than the rate accounts
+// for.
+inline constexpr double kShortQueue = 1.0 - kHostQueue;
 inline bool short_queue(Nanos delay, Nanos target) {
   return static_cast<double>(delay) <= kShortQueue * static_cast<double>(target);
 }
@@ -89,7 +95,7 @@ class PortDelay {
 
  private:
   // A mean older than this does not describe the present queue.
-  static constexpr Nanos kFresh = 5 * kMillisecond;
+  static constexpr Nanos kFresh = kLongRtprop;
   // Bytes that the mean covers.
   static constexpr double kMemory = 16.0 * kFullPacket;
   struct Mean {

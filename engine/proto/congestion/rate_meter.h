@@ -12,6 +12,14 @@
 
 namespace gradwire {
 
+// Datagrams of the shortest train, and of a sender's smallest window: a shorter one would spend a
+// send call on few packets.
+inline constexpr double kShortestTrain = 4;
+
+// From this share of BtlBw on the rate is what the port carries. A pace of this share lets a queue
+// drain.
+inline constexpr double kFullRate = 0.95;
+
 class RateMeter {
  public:
   // Adds `bytes` delivered at `now`. `lossy`: they arrived under heavy loss, so their rate is
@@ -43,7 +51,7 @@ class RateMeter {
     const bool is_calm = calm();
     // A rate that was tried and not reached is the path's no more.
     const bool tried =
-        tried_ >= kTried * 1e-9 * static_cast<double>(now - start_) * bytes_per_second();
+        tried_ >= kFullRate * 1e-9 * static_cast<double>(now - start_) * bytes_per_second();
     proven_ = proven_ || lossy_bytes_ == 0;
     begin(now);
     take(rate, is_calm, first, tried ? kTriedWindow : WindowedMin::kWindow, now);
@@ -86,11 +94,11 @@ class RateMeter {
   void end_burst() {
     const Nanos took = std::max(last_ - start_, sent_ - sent_start_);
     if (current_ == 0) return;
-    const bool enough = took >= kShortInterval && bytes_ >= kLeastBytes;
+    const bool enough = took >= kIdle && bytes_ >= kLeastBytes;
     if (!enough && !calm()) return;
     pooled_ns_ = enough ? took : pooled_ns_ + took;
     pooled_bytes_ = enough ? bytes_ : pooled_bytes_ + bytes_;
-    if (pooled_ns_ < kShortInterval || pooled_bytes_ < kLeastBytes) return;
+    if (pooled_ns_ < kIdle || pooled_bytes_ < kLeastBytes) return;
     const double rate = static_cast<double>(pooled_bytes_) * 1e9 / static_cast<double>(pooled_ns_);
     current_ = std::clamp(rate, current_, (provisional_ ? kFirstRise : kShortRise) * current_);
     pooled_ns_ = 0;
@@ -107,28 +115,25 @@ class RateMeter {
   }
   // A sample's duration; clumps of arrivals distort shorter ones.
   static constexpr Nanos kInterval = 20 * kMillisecond;
-  // A sample's duration with several far receivers, whose ACKs cover about a millisecond each; in a
-  // shorter one eight workers take longer.
-  static constexpr Nanos kLongInterval = 50 * kMillisecond;
+  // A sample's duration with several far receivers, whose ACKs cover about a millisecond each.
+  static constexpr Nanos kLongInterval = 2 * kInterval;
   // The first sample is short, so that windows have a bound before they overshoot. The next
   // replaces it.
   static constexpr Nanos kFirstInterval = 2 * kMillisecond;
-  // The share of the known rate from which what is sent tries that rate, and the time for which a
-  // rate counts that is tried; one that is not counts as long as an extreme delay does.
-  static constexpr double kTried = 0.9;
+  // The time for which a rate counts that is tried; one that is not counts as long as an extreme
+  // delay does.
   static constexpr Nanos kTriedWindow = 1 * kSecond;
-  // A pause of this length ends a burst.
+  // A pause of this length ends a burst. Bursts this long count alone; shorter ones are pooled up
+  // to it.
   static constexpr Nanos kIdle = 3 * kMillisecond;
-  // Bursts this long count alone; shorter ones are pooled up to it.
-  static constexpr Nanos kShortInterval = 4 * kMillisecond;
   // Arrivals this close together belong to one clump.
   static constexpr Nanos kClump = 20 * kMicrosecond;
   // The most that a burst raises the rate by.
   static constexpr double kShortRise = 1.1;
   // The same for a first guess, because slow start doubles the rate. ECN over 10 ms needs both.
-  static constexpr double kFirstRise = 2.2;
+  static constexpr double kFirstRise = 2 * kShortRise;
   // The bytes of two short trains; an incast over 10 ms takes longer without them.
-  static constexpr double kIdleBytes = 8.0 * kFullPacket;
+  static constexpr double kIdleBytes = 2.0 * kShortestTrain * kFullPacket;
   // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   Nanos start_ = 0;

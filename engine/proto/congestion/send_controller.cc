@@ -10,19 +10,14 @@ namespace gradwire {
 namespace {
 // The pace above BtlBw that looks for a higher rate while the queue is almost empty.
 constexpr double kProbeGain = 0.2;
-// The pace while too much is lost: below BtlBw, so that what queues drains.
-constexpr double kPressedGain = 0.95;
-// The pace is highest up to a quarter of a short queue, which one train makes, and falls from
-// there.
-constexpr double kProbeMost = 0.75;
 // A pace above BtlBw may add this share of the delay target to the queue in a round of a long path.
 constexpr double kProbeRoom = 0.5;
 // Seconds of the pace that a late timer may catch up on, where the network has room; two trains of
 // a long path.
-constexpr double kPaceDepth = 0.0005;
+constexpr double kPaceDepth = 1e-9 * kHostDelay;
 // The share of the longest queueing delay of a path that the next ACK still counts with: a loss is
 // declared some ACKs after the queue that it met.
-constexpr double kStillLong = 0.875;
+constexpr double kStillLong = 1.0 - 1.0 / kSmoothing;
 // Trains that may go at once at least, so that a timer that is late by one train costs nothing.
 constexpr double kTrainsAtOnce = 2;
 // The share of a train for which tokens are awaited: the next goes in debt, and in time.
@@ -30,15 +25,12 @@ constexpr double kTrainAwaited = 0.5;
 // A window goes in at least so many trains: long trains of several senders collide in one port and
 // leave others idle.
 constexpr double kTrainsPerWindow = 16;
-// A train that takes no longer than so many seconds at BtlBw may be longer than that, up to
-// an eighth of the window: on fast networks the calls of short trains cost more than collisions do.
+// A train that takes no longer than so many seconds at BtlBw may be twice as long: on fast networks
+// the calls of short trains cost more than collisions do.
 constexpr double kTrainSeconds = 50e-6;
-constexpr double kLeastTrains = 8;
-// Datagrams; a shorter train would spend a send call on few packets.
-constexpr uint32_t kShortestTrain = 4;
 
 uint32_t train_of(double packets) {
-  return std::max(static_cast<uint32_t>(std::min(packets, 1.0 * UINT16_MAX)), kShortestTrain);
+  return static_cast<uint32_t>(std::clamp(packets, 1.0 * kShortestTrain, 1.0 * UINT16_MAX));
 }
 }  // namespace
 
@@ -106,8 +98,8 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   led_ = far.alone() && !heavy ? led(far) : 0;
   const double stretch = window_.stretch(loss);
   const double queue = static_cast<double>(window_.queue_delay()) / (kShortQueue * target);
-  double gain = (window_.pressed() ? kPressedGain : 1.0) +
-                kProbeGain * bears() * std::clamp(1.0 - queue, 0.0, kProbeMost);
+  double gain = (window_.pressed() ? kFullRate : 1.0) +
+                kProbeGain * bears() * std::clamp(1.0 - queue, 0.0, 1.0 - kHostQueue);
   if (far_) gain = std::min(gain, 1.0 + kProbeRoom * target / static_cast<double>(far.rtprop));
   rate_ = 0;
   // In slow start the rate of a short path is not known yet: a pace would keep it from showing.
@@ -117,8 +109,8 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   led_by_receiver_ = false;
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double window = window_.bytes() / wire_bytes_;
-  const double brief = std::min(rate * kTrainSeconds / wire_bytes_, window / kLeastTrains);
-  quantum_ = train_of(std::max(window / kTrainsPerWindow, brief));
+  const double usual = window / kTrainsPerWindow;
+  quantum_ = train_of(std::clamp(rate * kTrainSeconds / wire_bytes_, usual, 2 * usual));
   if (far_) quantum_ = std::min(quantum_, train_of(rate_ * kPaceDepth / 2 / wire_bytes_));
   if (rate_ > 0) {
     refill(tokens_, rate_, now);

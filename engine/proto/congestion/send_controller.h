@@ -16,6 +16,7 @@
 #include "proto/congestion/delay_window.h"
 #include "proto/congestion/queue_delay.h"
 #include "proto/recovery/loss_meter.h"
+#include "proto/recovery/recovery.h"
 #include "proto/recovery/repetition.h"
 
 namespace gradwire {
@@ -28,7 +29,8 @@ class SendController {
       : wire_bytes_(wire_bytes),
         pacing_(pacing),
         window_(kFirst / engines * wire_bytes,
-                {kLeast / engines * wire_bytes, kMost, delay_target, kEvidence}),
+                {kShortestTrain / engines * wire_bytes, 1.0 * SentPackets::kMost * wire_bytes,
+                 delay_target, kEvidence}),
         departing_(paths),
         longest_(paths),
         told_(paths, 1.0) {}
@@ -102,8 +104,9 @@ class SendController {
   void train_sent(double bytes) {
     if (paced_) tokens_.spend(bytes);
   }
-  // The same for a train that goes whatever the windows are, after a probe time-out.
-  void probe_sent(double bytes) { tokens_.spend(bytes, -kProbeDebt * wire_bytes_); }
+  // The same for a train that goes whatever the windows are, after a probe time-out. A longer debt
+  // than one time-out's would hold back what follows.
+  void probe_sent(double bytes) { tokens_.spend(bytes, -1.0 * kFirstWindow * wire_bytes_); }
   // Holds back a train of a path that has its own part of the receiver's window: nanoseconds, or 0.
   Nanos hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const;
 
@@ -117,7 +120,7 @@ class SendController {
   // The share of the wanted queue, and of the pace above BtlBw, that the ways from here bear.
   double bears() const { return std::min(window_.room(), least_told_); }
   // In slow start on a long path, the pace is a multiple of a window per round.
-  double ramp() const { return window_.ramps() ? kRampGain : 1.0; }
+  double ramp() const { return window_.ramps() ? SlowStart::kStillGrows : 1.0; }
   double led(const LongPaths& far) const;
   void spread(const LongPaths& far, double window);
 
@@ -126,17 +129,9 @@ class SendController {
 
   // Packets of the first window: several go to each peer, and fit the shortest queues.
   static constexpr double kFirst = 32;
-  // Packets of the smallest window: a train.
-  static constexpr double kLeast = 4;
-  // Bytes of the largest window beside what the path holds; receivers' credit is the limit.
-  static constexpr double kMost = 64e6;
-  // Packets lost, or expected to be, before a trial is judged: three times a receiver's, since what
+  // Packets lost, or expected to be, before a trial is judged: more than a receiver's, since what
   // is lost at its port is its matter first.
-  static constexpr double kEvidence = 96;
-  // Packets of debt by probes: a longer one would hold back what follows them.
-  static constexpr double kProbeDebt = 64;
-  // The pace in slow start, in windows per round; 1 would keep the window from doubling.
-  static constexpr double kRampGain = 1.25;
+  static constexpr double kEvidence = LossMeter::kPackets;
   uint32_t wire_bytes_;  // of a full packet
   bool pacing_;
   DelayWindow window_;

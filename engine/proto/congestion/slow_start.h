@@ -29,9 +29,11 @@ class SlowStart {
     if (ends || (ramps && flat_rounds_ >= kFlatRounds)) on_ = false;
   }
 
- private:
-  // The rate grows by this factor per round while the pipe is not full (BBR).
+  // The rate grows by this factor per round while the pipe is not full (BBR). A long path is paced
+  // at as many windows per round; 1 would keep the window from doubling.
   static constexpr double kStillGrows = 1.25;
+
+ private:
   // Rounds without such growth that end slow start (BBR).
   static constexpr uint32_t kFlatRounds = 3;
   bool on_ = true;

@@ -8,11 +8,14 @@
 
 #include "proto/base/time.h"
 #include "proto/congestion/queue_delay.h"
+#include "proto/congestion/rate_meter.h"
 #include "proto/recovery/loss_meter.h"
 
 namespace gradwire {
 
-// The factor of a window at a mark (RFC 8511 §3), or at a loss beside flows that heed only that.
+// The factor of a window at a mark (RFC 8511 §3), or at a loss beside flows that heed only that; no
+// epoch shrinks a window by more. A sender stretches below this share of BtlBw: a policer lets
+// nearly all of it pass.
 inline constexpr double kSignalCut = 0.8;
 
 class Stretch {
@@ -50,12 +53,12 @@ class Stretch {
     double upper = most(sender ? loss_ : LossMeter::kMost);
     if (sender) upper = std::clamp(told_ / window, 1.0, upper);
     const bool queued = !short_queue(delay, target);
-    starves_ = sender && loss_ > kHeavyLoss && use < kUsed && !queued;
+    starves_ = sender && loss_ > kHeavyLoss && use < kSignalCut && !queued;
     if (queued) {
       if (sender) learn(use);
       factor_ *= std::max(kSignalCut,
                           kShortQueue * static_cast<double>(target) / static_cast<double>(delay));
-    } else if (use >= kFull) {
+    } else if (use >= kFullRate) {
       factor_ *= kSignalCut;
     } else if (!sender) {
       factor_ *= kGrowth;
@@ -76,12 +79,8 @@ class Stretch {
 
   // The least time by which it is judged.
   static constexpr Nanos kJudged = 2 * kMillisecond;
-  // From this share of BtlBw on the rate is what the port carries; the circuit breaker needs it.
-  static constexpr double kFull = 0.95;
-  // Below this share of BtlBw a sender stretches: a policer lets nearly all of it pass.
-  static constexpr double kUsed = 0.8;
   // The growth of the stretch per epoch.
-  static constexpr double kGrowth = 4;
+  static constexpr double kGrowth = 2;
   // Its growth beyond a value that made a queue before.
   static constexpr double kRetry = 1.02;
   double loss_ = -1;  // -1: of a receiver

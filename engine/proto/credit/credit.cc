@@ -4,14 +4,9 @@
 
 namespace gradwire {
 
-namespace {
-// Packets: the standing credit of one sender at most.
-constexpr uint32_t kMostStanding = 12;
-}  // namespace
-
+// A single sender gets half of the first window, so that its peer's other paths may begin.
 uint32_t CreditPool::standing_for(uint32_t senders, uint32_t engines) {
-  const uint32_t each = std::min(kStanding / std::max<uint32_t>(1, senders), kMostStanding);
-  return std::max<uint32_t>(1, each / engines);
+  return std::max(1U, kFirstWindow / std::max(2U, senders) / engines);
 }
 
 void CreditPool::ask(Credit& credit, uint64_t demand) {

@@ -32,8 +32,6 @@ struct Credit {
 // CreditPool divides a receiver's window among its senders.
 class CreditPool {
  public:
-  // Packets: the standing credit of all senders together; also the least first receive window.
-  static constexpr uint32_t kStanding = 24;
   // `standing`: the packets that each sender may always send, without having reported a backlog.
   CreditPool(uint32_t senders, uint32_t standing)
       : senders_(senders), standing_(standing), idle_(senders) {}

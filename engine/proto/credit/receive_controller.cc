@@ -3,30 +3,27 @@
 namespace gradwire {
 
 namespace {
-// Stashed packets of a peer from which a server gives it no more credit.
-constexpr size_t kStashLimit = 64;
 // Peers whose share is computed after each batch, beside those that sent it.
 constexpr size_t kTurns = 8;
 
 // Packets lost here, or expected to be, before a trial is judged; a sender waits for more, so that
 // its receivers find out first what their ports bear.
 constexpr double kEvidence = 32;
-// Packets: the smallest window where packets are lost; it has one for each sender. A sender's own
-// window keeps its size and target, because its pace follows losses.
-constexpr uint32_t kSmallest = 4;
 
 // Bytes: the first window, and the smallest one. Several engines divide them. The first covers what
 // peers may send without having asked.
 double first_window(const ReceiveController::Setup& setup) {
-  const double packets = std::max(CreditPool::kStanding, setup.workers);
+  const double packets = std::max(kFirstWindow, setup.workers);
   return packets / setup.engines * setup.wire_bytes;
 }
 double smallest_window(const ReceiveController::Setup& setup) {
-  const double packets = std::max(kSmallest, setup.senders);
+  const double packets = std::max(2U, setup.senders);
   return packets / setup.engines * setup.wire_bytes;
 }
 }  // namespace
 
+// Where packets are lost the smallest window has one for each sender. A sender's own window keeps
+// its size and target, because its pace follows losses.
 ReceiveController::ReceiveController(const Setup& setup)
     : credit(setup.senders, CreditPool::standing_for(setup.senders, setup.engines)),
       endpoints_(setup.endpoints),
@@ -52,10 +49,10 @@ void ReceiveController::sample(size_t peer, Arriving& from, const Rtt& rtt, Nano
   from.bytes = 0;
 }
 
-// A server gives no credit for packets that it can only stash. A worker goes on: its peers limit by
-// themselves what they send early, and need credit for the results of earlier ops.
+// A server gives no credit for packets that it has no room for. A worker goes on: its peers limit
+// by themselves what they send early, and need credit for the results of earlier ops.
 bool ReceiveController::share(Credit& grant, const Sender& sender, Nanos now) const {
-  const bool stalled = server_ && (sender.no_room || sender.stashed >= kStashLimit);
+  const bool stalled = server_ && sender.no_room;
   return credit.share(grant,
                       {sender.rtt.minimum(), sender.rtt.round(), sender.from.loss.share(now),
                        sender.from.rate.bytes_per_second(), sender.largest, stalled},

@@ -92,7 +92,6 @@ class ReceiveController {
     const Arriving& from;
     const Rtt& rtt;
     uint64_t largest = 0;  // packet number that has arrived
-    size_t stashed = 0;    // its packets of ops that have not started here
     bool no_room = false;  // a packet found no room
   };
   // Sets a sender's share, and grants it. True when it should get an ACK at once.
@@ -104,12 +103,14 @@ class ReceiveController {
   // with fewer the sender waits, and each takes as much of the return path as a tenth of a chunk.
   // `lossy`: ACKs are lost heavily; with fewer, what has arrived would be sent again.
   static uint32_t packets_per_ack(const Credit& grant, bool lossy) {
-    return lossy ? 1 : grant.share / kAcksPerShare;
+    return lossy ? 1 : std::min(grant.share / kAcksPerShare, kMostPerAck);
   }
 
  private:
   // ACKs for each share of credit.
   static constexpr uint32_t kAcksPerShare = 3;
+  // Packets of an ACK at most.
+  static constexpr uint32_t kMostPerAck = 64;
   size_t endpoints_;
   uint32_t wire_bytes_;
   bool server_;

@@ -94,13 +94,13 @@ Nanos Path::record(const Run& run, Nanos now) {
   }
   if (run.last || run.kind > wire::Kind::pull) acks.hurry();
   const bool lossy = loss_to.share(now) > kHeavyLoss;
-  acks.after(std::min(profile().packets_per_ack, ReceiveController::packets_per_ack(grant, lossy)));
+  acks.after(ReceiveController::packets_per_ack(grant, lossy));
   return queue;
 }
 
 bool Path::share_credit(Nanos now) {
-  const bool tell = port.receiver.share(
-      grant, {arriving, recovery.rtt, acks.largest(), stash.size(), stash.no_room()}, now);
+  const bool tell =
+      port.receiver.share(grant, {arriving, recovery.rtt, acks.largest(), stash.no_room()}, now);
   if (tell) acks.hurry();
   return tell;
 }

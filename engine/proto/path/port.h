@@ -22,10 +22,9 @@ struct Port {
   explicit Port(const EndpointConfig& c)
       : config(c),
         sender(c.wire_bytes(), c.delay_target, c.pacing, c.endpoints(), c.engines),
-        receiver(
-            {c.endpoints(), c.peers_of(c.endpoint), c.workers, c.wire_bytes(),
-             std::max(kUnreadShare * c.receive_buffer / c.engines, kLeastUnread * c.datagram_bytes),
-             c.delay_target, c.endpoint >= c.workers, c.engines}),
+        receiver({c.endpoints(), c.peers_of(c.endpoint), c.workers, c.wire_bytes(),
+                  kUnreadShare * c.receive_buffer / c.engines, c.delay_target,
+                  c.endpoint >= c.workers, c.engines}),
         dscp(c.dscp) {
     memory.limit = c.memory_limit;
     counters.now.path_limit = c.datagram_bytes;
@@ -70,9 +69,8 @@ struct Port {
   // The room up to which losses limit what leaves this port.
   static constexpr double kOwnRate = 0.5;
   // The share of the socket's receive buffer that a window may fill, since packets also wait there
-  // while this host is busy; and datagrams of it at least.
+  // while this host is busy.
   static constexpr double kUnreadShare = 0.5;
-  static constexpr double kLeastUnread = 8;
 };
 
 }  // namespace gradwire

@@ -65,8 +65,7 @@ class Acknowledger {
   // packet, and report nothing sooner.
   bool due(Nanos rtprop, Nanos now) {
     if (now_) {
-      const double spacing = profile_of(rtprop).ack_spacing * static_cast<double>(rtprop);
-      const Nanos next = last_ + std::min(static_cast<Nanos>(spacing), kSpacing);
+      const Nanos next = profile_of(rtprop).spaces_acks ? last_ + kDelay : 0;
       if (now < next) {
         now_ = false;
         at(next);
@@ -83,7 +82,8 @@ class Acknowledger {
         std::clamp<Nanos>(since_arrival(now) / kMicrosecond, 0, wire::kAckMostUs));
     const double queue = bytes_ == 0 ? 0.0 : delay_ / static_cast<double>(bytes_) / kMicrosecond;
     ack.queue_us = static_cast<uint32_t>(std::clamp(queue, 0.0, 1.0 * wire::kAckMostUs));
-    const uint64_t words = std::max(span, largest() - reported_) / 32;
+    const uint64_t covered = 2 * std::max(span, largest() - reported_);
+    const uint64_t words = covered / 64;
     received_.fill(ack, static_cast<uint16_t>(std::clamp<uint64_t>(words, 2, most_words)));
   }
   void sent(Nanos now) {
@@ -102,10 +102,9 @@ class Acknowledger {
 
   // Rounds for which the last ACK goes again: its copies then outlast the sender's own repeats.
   static constexpr Nanos kRepeatRounds = 2;
-  // The longest delay of an ACK; Rtt::kMaxAckDelay is above it.
+  // The longest delay of an ACK, and the least time between two on a long path; Rtt::kMaxAckDelay
+  // is above it.
   static constexpr Nanos kDelay = 800 * kMicrosecond;
-  // The least time between two ACKs on a long path.
-  static constexpr Nanos kSpacing = 800 * kMicrosecond;
   // Packets that a peer may send beyond its credit, in probes and control frames, while none of
   // them arrives.
   static constexpr uint64_t kAhead = 256;

@@ -35,12 +35,12 @@ class LossMeter {
   static constexpr Nanos kMemory = 1 * kSecond;
   // The largest share reported; it keeps 1 / (1 - share) finite.
   static constexpr double kMost = 0.95;
+  // Packets that the mean covers: enough to judge a share by.
+  static constexpr double kPackets = 96;
+  // Packets below which a share is too uncertain to report.
+  static constexpr double kFewest = 8;
 
  private:
-  // Packets that the mean covers.
-  static constexpr double kPackets = 96;
-  // Packets below which the mean is too uncertain to report.
-  static constexpr double kFewest = 8;
   Nanos last_ = 0;
   double known_ = 0;
   double mean_ = 0;

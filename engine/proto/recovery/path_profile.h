@@ -23,11 +23,10 @@ struct PathProfile {
   bool outdates_demand = false;  // a demand that a STOP has met counts for a round more
   bool early_share = false;      // each path's part of the stash may go early
   // ---- recovery
-  uint32_t packets_per_ack = 64;  // at most; a first op on a long path finds its rate by ACKs
-  double ack_spacing = 0;         // the least time between two ACKs, as a share of RTprop
-  bool acks_all = false;          // under heavy loss an ACK repeats all that has arrived
-  bool probes_window = false;     // a probe time-out sends a round's first window
-  bool twins = false;             // packets whose loss would cost a round go several times at once
+  bool spaces_acks = false;    // two ACKs have a least time between them
+  bool acks_all = false;       // under heavy loss an ACK repeats all that has arrived
+  bool probes_window = false;  // a probe time-out sends a first window
+  bool twins = false;          // packets whose loss would cost a round go several times at once
 };
 
 inline constexpr PathProfile kShortPath{};
@@ -41,12 +40,13 @@ inline constexpr PathProfile kLongPath{.growth = 1.0,
                                        .unasked = 1.0,
                                        .outdates_demand = true,
                                        .early_share = true,
-                                       .packets_per_ack = 32,
-                                       .ack_spacing = 1.0 / 32,
+                                       .spaces_acks = true,
                                        .acks_all = true,
                                        .probes_window = true,
                                        .twins = true};
 // A path is long from an RTprop that is much longer than the queue that congestion control aims at.
+// What was measured longer ago than a round of a short path says nothing about the present queue,
+// and what has not come in that time is lost.
 inline constexpr Nanos kLongRtprop = 5 * kMillisecond;
 
 inline const PathProfile& profile_of(Nanos rtprop) {

@@ -10,15 +10,12 @@ namespace {
 constexpr uint64_t kPacketThreshold = 3;
 // The reordering window is one part of so many of RTprop before any reordering (RFC 8985 §6.2).
 constexpr Nanos kReordering = 4;
-// The least reordering window: hosts read packets of one train so much apart.
-constexpr Nanos kLeastReordering = 500 * kMicrosecond;
 // Doublings of the time-out of a peer that is heard, and of a silent one, at most.
 constexpr uint32_t kHeardBackoff = 1;
 constexpr uint32_t kSilentBackoff = 8;
-// Packets that one probe time-out may send again: as RFC 9002 §6.2.4 has it, or a round's first
-// window.
+// Packets that one probe time-out sends again (RFC 9002 §6.2.4), where a first window is not worth
+// it.
 constexpr uint32_t kFewProbes = 2;
-constexpr uint32_t kMostProbes = 24;
 }  // namespace
 
 void Recovery::Acked::clear() {
@@ -101,7 +98,7 @@ void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
 }
 
 Nanos Recovery::reordering_window() const {
-  const Nanos least = std::max(rtt.minimum() / kReordering, kLeastReordering);
+  const Nanos least = std::max(rtt.minimum() / kReordering, kHostDelay);
   return early_.any() ? std::clamp(-early_.get(), least, std::max(least, rtt.probe_timeout()))
                       : least;
 }
@@ -151,7 +148,7 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   const bool full = refused_ >= sent_.lowest();
   const bool talks = timeouts_ > 1 && heard > answer_due;
   const bool worth_trying = !full && (rtt.profile().probes_window || (talks && !throttled));
-  probes_ = worth_trying ? kMostProbes : kFewProbes;
+  probes_ = worth_trying ? kFirstWindow : kFewProbes;
   uint32_t again = 0;
   for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; ++n) {
     SentPacket* packet = in_flight(n);

@@ -26,9 +26,7 @@ struct PathLoss {
 class Twins {
  public:
   // A packet has arrived.
-  void arrived(uint64_t packets) {
-    left_ = std::min(kMost, left_ + kShare * static_cast<double>(packets));
-  }
+  void arrived(uint64_t packets) { left_ += kShare * static_cast<double>(packets); }
   // The twins of a packet that goes again, where the share `loss` is lost.
   uint32_t of_lost(double loss) const;
   // The same for a chunk near the end of an op, which goes for the first time.
@@ -42,16 +40,12 @@ class Twins {
   // The share of an op's chunks whose loss would make it longer, where each of so many `others`
   // loses the share `loss`: as many sums come a round later.
   static double last(double loss, size_t others) {
-    return std::min(kMostLast, static_cast<double>(others) * loss);
+    return std::min(1.0, static_cast<double>(others) * loss);
   }
 
  private:
   // The share of the packets that have arrived which their copies may take.
   static constexpr double kShare = 0.5;
-  // The largest share of an op that counts as its end.
-  static constexpr double kMostLast = 0.3;
-  // Packets that may go as copies after a time without loss: those of one round at 1 Gbit/s.
-  static constexpr double kMost = 4096;
   double left_ = 0;
   Nanos queued_ = -kSecond;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "proto/base/time.h"
 #include "proto/recovery/path_profile.h"
@@ -41,6 +42,18 @@ class WindowedMin {
   Nanos previous_ = 0;
 };
 
+// Packets of a first window, before anything is known of the path: what a receiver lets all its
+// senders send unasked, and what a probe time-out of a path that is worth it sends.
+inline constexpr uint32_t kFirstWindow = 24;
+
+// A new sample is one part of so many of a moving mean (RFC 9002 §5.3).
+inline constexpr Nanos kSmoothing = 8;
+// A time-out adds so many deviations, whose mean covers as many samples (RFC 9002 §5.3, §6.2.1).
+inline constexpr Nanos kDeviations = 4;
+// Hosts wake up, and read the packets of one train, about this late. Half of it sends packets again
+// that are only late, and leaves ports idle; twice of it waits as long for nothing.
+inline constexpr Nanos kHostDelay = 500 * kMicrosecond;
+
 // A peer from which a packet has arrived within this time is neither dead nor cut off, even if it
 // has sent BYE.
 inline constexpr Nanos kHeardOf = 1 * kSecond;
@@ -61,9 +74,9 @@ class Rtt {
       return;
     }
     const Nanos error = adjusted > smoothed_ ? adjusted - smoothed_ : smoothed_ - adjusted;
-    deviation_ += (error - deviation_) / 4;
-    smoothed_ += (adjusted - smoothed_) / 8;
-    held_ += (latest - adjusted - held_) / 8;
+    deviation_ += (error - deviation_) / kDeviations;
+    smoothed_ += (adjusted - smoothed_) / kSmoothing;
+    held_ += (latest - adjusted - held_) / kSmoothing;
   }
   bool any() const { return any_; }
   Nanos smoothed() const { return any_ ? smoothed_ : kInitial; }
@@ -74,7 +87,8 @@ class Rtt {
   // The probe time-out before backoff (RFC 9002 §6.2.1).
   Nanos probe_timeout() const {
     if (!any_) return kInitial;
-    return smoothed_ + std::max(4 * deviation_, kGranularity) + std::max(kMaxAckDelay, 2 * held_);
+    return smoothed_ + std::max(kDeviations * deviation_, kGranularity) +
+           std::max(kMaxAckDelay, 2 * held_);
   }
 
   // The longest round-trip time: what seems longer is a host that was suspended.

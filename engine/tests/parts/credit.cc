@@ -57,10 +57,9 @@ void bind_credit(nb::module_& module) {
       .def(
           "share",
           [](const ReceiveController& self, Credit& grant, const Arriving& source, const Rtt& rtt,
-             Nanos now, uint64_t largest, size_t stashed, bool no_room) {
-            return self.share(grant, {source, rtt, largest, stashed, no_room}, now);
-          },
-          "grant"_a, "source"_a, "rtt"_a, "now"_a, nb::kw_only(), "largest"_a = 0, "stashed"_a = 0,
+             Nanos now, uint64_t largest,
+             bool no_room) { return self.share(grant, {source, rtt, largest, no_room}, now); },
+          "grant"_a, "source"_a, "rtt"_a, "now"_a, nb::kw_only(), "largest"_a = 0,
           "no_room"_a = false)
       .def("turns",
            [](ReceiveController& self) {
