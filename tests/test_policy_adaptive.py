@@ -117,7 +117,7 @@ def in_trouble(policy: str, **options: object) -> tuple[float, float]:
 
 def test_what_is_merely_late_is_spent_once_it_is_later_than_pushes_are() -> None:
     slow, all_of_it = in_trouble("mlt", p=0.408, spend="lost")
-    assert all_of_it == 1.0  # loss detection sees nothing
+    assert all_of_it > 0.99  # loss detection sees next to nothing
     learned, most = in_trouble("adaptive", compress="never")
     assert 1.0 - 0.408 <= most < 0.95
     assert learned < 0.75 * slow

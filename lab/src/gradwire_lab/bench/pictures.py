@@ -19,6 +19,7 @@ from gradwire_lab.bench.transport import run_ground
 from gradwire_lab.bench.transport_grid import Ground, quick_grounds
 from gradwire_lab.bench.where import LOSSES, ROUND_TRIPS, SIZES, run_map
 from gradwire_lab.contest.measure import environment
+from gradwire_lab.network.presets import ETHERNET_MTU
 from gradwire_lab.report.drawing import legend, line, logarithmic, write_forms
 
 __all__ = ["PARTS", "SIZE_GROUNDS", "measure_sizes"]
@@ -26,7 +27,11 @@ __all__ = ["PARTS", "SIZE_GROUNDS", "measure_sizes"]
 _COLOURS = ("#d1603d", "#3b78b5", "#2a9d76", "#8a5a9e")
 _QUICKEST = 64.0
 """What is this many times as fast has the colour of everything beyond."""
-SIZE_GROUNDS = [ground for ground in quick_grounds("on") if ground.ranks == 4]
+SIZE_GROUNDS = [
+    ground
+    for ground in quick_grounds("on")
+    if ground.ranks == 4 and ground.network.mtu == ETHERNET_MTU
+]
 """The networks on which buffers are summed by size."""
 _SUMS = ("exact", "int8")
 """Whose times are drawn, over Gloo's."""
