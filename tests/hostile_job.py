@@ -70,7 +70,10 @@ def hosts() -> HostRanks:
 
 def lives(rank: int, world: int, place: str, rate: int, **job: Any) -> dict[str, Any]:
     if rank < 2:
-        return trains(rank, Path(place), **job)
+        try:
+            return trains(rank, Path(place), **job)
+        finally:  # the hostile ones end with the job, also where it fails
+            (Path(place) / "over").touch()
     return attacks(rank - 2, Path(place), rate, payloads=job["auth"] != "session")
 
 
@@ -113,7 +116,6 @@ def trains(
     grown = resident() - before
     attachment.detach()
     dist.barrier()
-    (place / "over").touch()
     dist.destroy_process_group()
     return {
         "replica": fingerprint(ddp),

@@ -3,7 +3,6 @@
     python tools/constants.py                          # all constants
     python tools/constants.py --only delay_window      # those whose name contains this
     python tools/constants.py --set KEY=VALUE …        # these values together
-    python tools/constants.py --page docs/constants.md # and write the page of all
 
 The constants are those that tools/engine_counts.py counts. A copy of the engine is built in which
 each of them reads its value from the environment. Quick networks of `gradwire bench networks` run
@@ -52,18 +51,12 @@ class Tuned(NamedTuple):
 
     Attributes:
         key: Its name in the environment.
-        file: Where it stands.
-        says: The first sentence of the comment above it.
         value: Its literal.
-        text: What it is set to, as the source has it.
         whole: It is a whole number.
     """
 
     key: str
-    file: str
-    says: str
     value: float
-    text: str
     whole: bool
 
     @property
@@ -104,7 +97,6 @@ def copy_of_engine(folder: Path) -> list[Tuned]:
 
 def _tune(file: str, lines: list[str]) -> Iterator[Tuned]:
     """Let the constants of a file read the environment."""
-    original = list(lines)
     for at, start, end, value in counted_places(file, "\n".join(lines))[::-1]:
         line, literal = lines[at], lines[at][start:end]
         name = name_of(line) or f"{at + 1}_{start}"
@@ -115,20 +107,8 @@ def _tune(file: str, lines: list[str]) -> Iterator[Tuned]:
         if name[0].isdigit():
             own = f"([] {{ static const auto own = {own}; return own; }}())"
         lines[at] = line[:start] + own + line[end:]
-        text = re.split(r" = |\{", original[at].split("//")[0].strip().rstrip(";},"), maxsplit=1)
         whole = bool(re.fullmatch(r"[\d'uUlL]+", literal))
-        yield Tuned(key, file, sentence_above(original, at), value, text[-1], whole)
-
-
-def sentence_above(lines: list[str], at: int) -> str:
-    """Return the first sentence of the comment above a line, or of the one at its end."""
-    if found := re.search(r"//\s*(.*)", lines[at]):
-        return found[1].rstrip(".")
-    top = at
-    while top > 0 and lines[top - 1].strip().startswith("//"):
-        top -= 1
-    text = " ".join(line.strip().lstrip("/ ") for line in lines[top:at])
-    return re.split(r"(?<=[a-z\d)])[.:] ", text)[0].rstrip(".:")
+        yield Tuned(key, value, whole)
 
 
 def _variable(line: str) -> str:
@@ -293,46 +273,6 @@ def text_of(name: str, row: Mapping[str, Any]) -> str:
     )
 
 
-def page(rows: list[tuple[Tuned, float, dict[str, Any]]], seed: Mapping[str, Any]) -> str:
-    """Return the page: a line for each constant, by file."""
-    lines = [
-        "# Constants",
-        "",
-        f"This page has the {len(rows) // 2} constants of congestion control and recovery, and",
-        "what half and twice each of them do to quick networks of [Networks](networks.md), in",
-        "virtual time. `python tools/constants.py --page docs/constants.md` writes it.",
-        "",
-        "- A value is the source's, with its unit. A number without one is a count, a share or a",
-        "  factor.",
-        "- The first figure is the mean change of the time of later ops, the second that of the",
-        "  share of own packets that queues and policers drop, in points. A dash means that no",
-        "  figure changes.",
-        f"- By chance alone, another seed changes the time by {seed['time']:+.1%} and drops by",
-        f"  {100 * seed['drops']:+.2f}.",
-        "- Of a factor near 1 its difference from 1 is halved and doubled.",
-        "",
-        "| constant | value | what it is | half | twice |",
-        "|---|---|---|---|---|",
-    ]
-    for (each, _, half), (_, _, twice) in zip(rows[::2], rows[1::2], strict=True):
-        room, name = each.key.split("__")
-        name = "in an expression" if name[0].isdigit() else name
-        value = each.text.replace("|", "\\|")
-        lines.append(
-            f"| `{room}`: {name} | `{value}` | {each.says} | {_change(half)} | {_change(twice)} |"
-        )
-    return "\n".join([*lines, ""])
-
-
-def _change(row: Mapping[str, Any]) -> str:
-    if row["same"] == row["of"]:
-        return "–"
-    if math.isnan(row["time"]):
-        return "does not run"
-    failed = f", {row['failed']} fail" if row["failed"] else ""
-    return f"{row['time']:+.1%}, {100 * row['drops']:+.2f}{failed}"
-
-
 def main() -> None:
     """Print what half and twice of each constant change."""
     parser = argparse.ArgumentParser(
@@ -341,7 +281,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="constants whose key contains this")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--page", type=Path, help="write the page to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -357,20 +296,15 @@ def main() -> None:
         numbers = {key: float(value) for key, value in values.items()}
         print(text_of(" ".join(arguments.set), compare(base, run(module, numbers))))
         return
-    seed = of_another_seed(base)
-    print(text_of("another seed", seed), flush=True)
+    print(text_of("another seed", of_another_seed(base)), flush=True)
     trials = [
         (each, value) for each in constants if arguments.only in each.key for value in each.changed
     ]
-    rows = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = [pool.submit(run, module, {each.key: value}) for each, value in trials]
         for (each, value), future in zip(trials, running, strict=True):
-            rows.append((each, value, compare(base, future.result())))
             name = f"{each.key} {each.value:g} -> {value:g}"
-            print(text_of(name, rows[-1][2]), flush=True)
-    if arguments.page:
-        arguments.page.write_text(page(rows, seed), encoding="utf-8")
+            print(text_of(name, compare(base, future.result())), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gradwire.core.errors import GradwireError
 
@@ -58,9 +59,22 @@ def addresses() -> list[Address]:
     return sorted(found, key=lambda each: (each.job, each.own))
 
 
-def user_of(connection: socket.socket) -> int:
-    """Returns the user of the process at the other end of a Unix socket."""
-    size = struct.calcsize("3i")
-    held = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    uid: int = struct.unpack("3i", held)[1]
-    return uid
+class Owner(NamedTuple):
+    """The process at the other end of a Unix socket.
+
+    Attributes:
+        pid: Its number; 0 where it is in a PID namespace of its own.
+        uid: Its user.
+        gid: Its group.
+    """
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def owner_of(connection: socket.socket) -> Owner:
+    """Returns the process at the other end of a Unix socket, as the kernel knows it."""
+    layout = struct.Struct("iII")
+    held = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
+    return Owner(*layout.unpack(held))

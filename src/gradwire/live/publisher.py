@@ -26,7 +26,7 @@ from typing import Any
 
 from gradwire import __version__
 from gradwire.core.report import RegionReport, StepReport, finite
-from gradwire.live.address import FORMAT, Address, user_of
+from gradwire.live.address import FORMAT, Address, owner_of
 
 log = logging.getLogger("gradwire")
 
@@ -188,7 +188,7 @@ class _Server:
             counted = time.thread_time_ns()
 
     def _answer(self, connection: socket.socket) -> None:
-        if user_of(connection) not in (os.geteuid(), 0):
+        if owner_of(connection).uid not in (os.geteuid(), 0):
             return
         asked = b""
         while not asked.endswith(b"\n") and (part := connection.recv(1 << 12)):

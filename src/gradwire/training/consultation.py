@@ -34,7 +34,6 @@ SCALES = (1 << 32) + 1
 END = (1 << 32) + 2
 """The index of the transfer that stands for the end of a step's buckets."""
 
-
 COMMIT = (1 << 32) + 3
 """The index of the transfer by which all ranks commit a step."""
 

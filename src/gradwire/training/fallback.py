@@ -27,7 +27,7 @@ from gradwire.core.settings import Settings
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.host_engine import GlooMail, HostEngine, Mail
 from gradwire.transport.native import trivial_report
-from gradwire.transport.renewal import renewed, take_over
+from gradwire.transport.renewal import alike, renewed, take_over
 from gradwire.transport.store import BoundedStore
 from gradwire.transport.transfer import Handle
 
@@ -118,8 +118,8 @@ class Fallback:
             self._closed = True
             return self._committed
 
-    def go_over(self, votes: list[int], host: Communicator) -> None:
-        """Goes on over the host's network, as all ranks do.
+    def go_over(self, votes: list[int], host: Communicator) -> bool:
+        """Goes on over the host's network, as all ranks do; returns False where none can.
 
         Args:
             votes: What all ranks have committed.
@@ -127,7 +127,7 @@ class Fallback:
         last = max(votes)
         if last - min(votes) > 1:
             self.refuse(TransferError(f"the ranks have committed {votes} steps", cause="plan"))
-            return
+            return False
         with self._mutex:
             self._adopts = self._committed < last
             self._committed = last
@@ -143,6 +143,7 @@ class Fallback:
                 last,
             )
         self._verdict.finish(trivial_report(TransferPlan.whole(1), 1, last, ()))
+        return True
 
     def go_back(self, step: int) -> None:
         """Goes on over the new engine, as all ranks do before the same step."""
@@ -287,8 +288,7 @@ class Watch(Agreement):
             meeting.tell_failure(error)
             raise
         meeting.close()
-        fallback.go_over(votes, over_host(self._communicator, mail))
-        return True
+        return fallback.go_over(votes, over_host(self._communicator, mail))
 
     def _connect(self, prefix: str) -> Mail:
         here: Any = self._communicator
@@ -312,15 +312,7 @@ def over_host(communicator: Communicator, mail: Mail) -> Communicator:
         communicator.datagram,
         communicator.aggregators,
     )
-    return Communicator(
-        communicator.store,
-        communicator.rank,
-        communicator.world_size,
-        communicator.settings,
-        timeout_s=communicator.timeout_s,
-        ranks=communicator.ranks,
-        engine=engine,
-    )
+    return alike(communicator, engine=engine)
 
 
 def fallback_of(communicator: Communicator, settings: Settings, number: int) -> Fallback | None:

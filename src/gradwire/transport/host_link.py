@@ -30,14 +30,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.live.address import user_of
+from gradwire.live.address import owner_of
 
 log = logging.getLogger("gradwire")
 
 TOKEN_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _PLACE = struct.Struct("!I")
-_CREDENTIALS = struct.Struct("iII")  # of a process: its number, its user, its group
 GREETING_BYTES = TOKEN_BYTES + _PLACE.size
 
 BACKLOG = 4096
@@ -187,7 +186,7 @@ class Listener:
     def _accept_one(self, ready: selectors.BaseSelector) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
             link, _ = self._socket.accept()
-            if user_of(link) != os.geteuid():
+            if owner_of(link).uid != os.geteuid():
                 link.close()
                 return
             ready.register(link, selectors.EVENT_READ, _Greeting(link))
@@ -211,8 +210,8 @@ def connect(address: str, place: int, timeout_s: float) -> HostLink:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _reach(link, _abstract(name), timeout_s)
-        if user_of(link) != os.geteuid():
-            raise PermissionError(f"it is of user {user_of(link)}, not {os.geteuid()}")
+        if (user := owner_of(link).uid) != os.geteuid():
+            raise PermissionError(f"it is of user {user}, not {os.geteuid()}")
         link.sendall(bytes.fromhex(token) + _PLACE.pack(place))
         link.settimeout(None)
     except BaseException:
@@ -244,7 +243,7 @@ class HostLink:
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
         self._sockets = sockets
         self._sending = {place: threading.Lock() for place in sockets}
-        self._processes = {place: _process_of(link) for place, link in sockets.items()}
+        self._processes = {place: owner_of(link).pid for place, link in sockets.items()}
         self._stopped_s: dict[int, float] = {}  # by place
         self._looked_at = time.monotonic()
         _links.add(self)
@@ -404,12 +403,6 @@ def _exactly(link: socket.socket, length: int) -> bytes:
             raise EOFError
         data += part
     return bytes(data)
-
-
-def _process_of(link: socket.socket) -> int:
-    """Returns the process at the other end; 0 where it is in a PID namespace of its own."""
-    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[0])
 
 
 def _is_stopped(process: int) -> bool:

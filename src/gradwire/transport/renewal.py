@@ -1,11 +1,32 @@
-"""How the workers of a communicator open another engine, and leave the one that has failed."""
+"""How the workers of a communicator get another engine, and leave the one that has failed."""
 
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.meeting import Meeting
+
+
+def alike(communicator: Communicator, **engine: Any) -> Communicator:
+    """Makes a communicator of the same workers and settings.
+
+    Args:
+        engine: Its engine, or the meeting in which the workers open one, as `Communicator` takes
+            them.
+    """
+    return Communicator(
+        communicator.store,
+        communicator.rank,
+        communicator.world_size,
+        communicator.settings,
+        group=communicator._group,
+        timeout_s=communicator.timeout_s,
+        timeout_from=communicator._timeout_from,
+        ranks=communicator.ranks,
+        **engine,
+    )
 
 
 def renewed(communicator: Communicator, meeting: Meeting, user: str) -> Communicator:
@@ -19,17 +40,7 @@ def renewed(communicator: Communicator, meeting: Meeting, user: str) -> Communic
     Returns:
         A communicator over that engine, for `take_over`.
     """
-    fresh = Communicator(
-        communicator.store,
-        communicator.rank,
-        communicator.world_size,
-        communicator.settings,
-        group=communicator._group,
-        timeout_s=communicator.timeout_s,
-        timeout_from=communicator._timeout_from,
-        meeting=meeting,
-        ranks=communicator.ranks,
-    )
+    fresh = alike(communicator, meeting=meeting)
     try:
         fresh.take_number(meeting, user)
     except BaseException:

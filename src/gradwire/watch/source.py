@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.core.errors import GradwireError
-from gradwire.live.address import FORMAT, Address, addresses, user_of
+from gradwire.live.address import FORMAT, Address, addresses, owner_of
 from gradwire.watch.shape import whole
 
 MOST_COST = 0.0009
@@ -164,7 +164,7 @@ def states(asked: dict[Address, dict[str, int]], steps: int) -> dict[Address, di
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.setblocking(False)
                 connection.connect(address.name)
-                if user_of(connection) != address.uid:  # a name can be taken by anybody
+                if owner_of(connection).uid != address.uid:  # a name can be taken by anybody
                     continue
                 connection.sendall(json.dumps({"since": since, "steps": steps}).encode() + b"\n")
                 waits.register(connection, selectors.EVENT_READ, (address, bytearray()))

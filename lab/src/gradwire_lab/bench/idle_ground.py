@@ -10,7 +10,7 @@ from gradwire.sim.fabric import Fabric, Link
 from gradwire.transport.native import load_engine
 from gradwire_lab.bench.cases import gradwire_all_reduce
 from gradwire_lab.bench.idle import Entry
-from gradwire_lab.bench.networks import WARM_UP
+from gradwire_lab.bench.networks import HOSTS, WARM_UP
 from gradwire_lab.bench.transport_grid import Ground
 from gradwire_lab.contest.race import Race
 from gradwire_lab.network.network import Network
@@ -23,8 +23,6 @@ Timelines = list[list[list[Entry]]]
 _ENTRIES = 1 << 20
 _ROUND_SECONDS = 300.0
 _RUN_SECONDS = 600.0
-_DELAY, _JITTER, _SEND_TIME = 10e-6, 60e-6, 2e-6
-"""How slow hosts are in virtual time, in seconds."""
 _RECEIVE_BUFFER = 10 << 20
 """Bytes of a socket's buffer, about what the kernel grants the lab's ranks."""
 
@@ -83,9 +81,7 @@ def virtual_timelines(
         ground.ranks,
         seed=seed,
         link=link,
-        host_delay=_DELAY,
-        host_jitter=_JITTER,
-        send_time=_SEND_TIME,
+        **HOSTS,
         receive_buffer=_RECEIVE_BUFFER,
     )
     fabric.run(WARM_UP, until_done=False)

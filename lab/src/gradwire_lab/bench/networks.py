@@ -25,6 +25,8 @@ GIGABIT = 125e6
 """Bytes per second."""
 HEADER = 28
 """Bytes of a packet's own header."""
+HOSTS: dict[str, Any] = {"host_delay": 10e-6, "host_jitter": 60e-6, "send_time": 2e-6}
+"""How late hosts and their timers are, and what a send call takes, in seconds."""
 WARM_UP = 0.3
 """Seconds before the first op, in which ranks meet."""
 LONGEST = 120
@@ -139,9 +141,7 @@ class Cell:
             servers=self.servers,
             seed=seed,
             link=self.link,
-            host_delay=10e-6,
-            host_jitter=60e-6,
-            send_time=2e-6,
+            **HOSTS,
             datagram_bytes=1472,
             beside=beside,
         )
