@@ -53,7 +53,7 @@ class Break:
     path: str
     before: str
     after: str
-    tests: str  # arguments for pytest
+    tests: str  # files, or tests of them, for pytest
 
 
 INVARIANTS = {
@@ -164,8 +164,8 @@ BREAKS = (
         1,
         "what a tail probe sends again may be given up before it goes",
         PROTO + "push/stream_sender.cc",
-        "(forgivable ? forgivable_ : again_).push(chunk);",
-        "forgivable_.push(chunk);",
+        "(forgivable ? holes_.forgivable : holes_.again).push(chunk);",
+        "holes_.forgivable.push(chunk);",
         SIM + "late_rank.py",
     ),
     Break(
@@ -175,6 +175,30 @@ BREAKS = (
         "if (spent > pull_losable(plan_, region, sum_.region_elements(region))) return false;",
         "",
         SIM + "bounded.py " + SIM + "property.py",
+    ),
+    Break(
+        2,
+        "a rank commits a step before all others have its results",
+        PYTHON + "training/step_cycle.py",
+        "(yield self._consultation.commit(step)).report  # noqa: B018  # raises what failed",
+        "",
+        "tests/test_fallback.py::test_exact_steps_lose_nothing_at_whichever_event_an_engine_ends",
+    ),
+    Break(
+        2,
+        "over the host's network ranks sum in another order than engines",
+        PYTHON + "transport/host_engine.py",
+        "total = dealt[0].copy() for other in dealt[1:]:",
+        "total = dealt[-1].copy()\n        for other in dealt[-2::-1]:",
+        "tests/test_fallback.py::test_exact_steps_lose_nothing_at_whichever_event_an_engine_ends",
+    ),
+    Break(
+        8,
+        "norms that a failed attempt noted count in the next one, too",
+        PYTHON + "training/step_cycle.py",
+        "self._consultation.undo(before)",
+        "",
+        "tests/test_fallback.py::test_lossy_steps_keep_replicas_and_books_when_an_engine_ends",
     ),
     Break(
         2,
@@ -569,8 +593,8 @@ BREAKS = (
         6,
         "an engine whose thread fails goes without a word",
         "engine/io/loop.cc",
-        "fail(why); tell_peers(why);",
-        "fail(why);",
+        "tell_peers(why); } catch",
+        "} catch",
         "engine/tests/test_io_engine.py",
     ),
     Break(
@@ -746,7 +770,7 @@ BREAKS = (
         6,
         "a server takes a failure for the end of its job",
         PYTHON + "server.py",
-        "_check(opened, workers, index)",
+        "_check(opened, notices, workers, index)",
         "left = left or opened.engine.failure() is not None",
         "tests/test_server.py::test_a_server_whose_workers_were_killed_has_failed",
     ),
@@ -796,7 +820,7 @@ BREAKS = (
         PYTHON + "policies/parts/trials.py",
         "pace = report.agreed.pace",
         "pace = report.agreed.pace and Pace(report.comm_s, 1.0 if report.rank else 0.0)",
-        "tests/test_policy_adaptive.py -k longer",
+        "tests/test_policy_adaptive.py",
     ),
     Break(
         10,
@@ -818,15 +842,15 @@ BREAKS = (
         2,
         "DDP goes on before a step is concluded",
         PYTHON + "training/pipeline.py",
-        "waits = ends or (step.guarded and error is None)",
-        "waits = step.guarded and error is None",
+        "waits = ends or (step.held_back and error is None)",
+        "waits = step.held_back and error is None",
         "tests/test_step_end.py",
     ),
     Break(
         2,
         "results of a guarded step go to DDP before the guard decides",
         PYTHON + "training/pipeline.py",
-        "waits = ends or (step.guarded and error is None)",
+        "waits = ends or (step.held_back and error is None)",
         "waits = ends",
         "tests/test_step_end.py",
     ),
@@ -882,8 +906,8 @@ BREAKS = (
         2,
         "a flush that one rank asks for is exact on that rank alone",
         PYTHON + "training/step_cycle.py",
-        "exact=flushes or after_rise,",
-        "exact=self._ballots.flush or after_rise,",
+        "exact=flushes or after_rise or over,",
+        "exact=self._ballots.flush or after_rise or over,",
         "tests/test_ddp_steps.py::test_a_flush_of_one_rank_empties_the_books_of_all_after_the_next_step",
     ),
     Break(
@@ -971,8 +995,8 @@ BREAKS = (
         9,
         "engine threads of a process share their keys",
         PYTHON + "transport/keys.py",
-        "context = self._transcript([everybody[low], everybody[high]], low, high, core)",
-        "context = self._transcript([everybody[low], everybody[high]], low, high)",
+        "context = self._transcript([hellos[low], hellos[high]], low, high, core)",
+        "context = self._transcript([hellos[low], hellos[high]], low, high)",
         "engine/tests/test_part_seal.py",
     ),
     Break(
@@ -1011,7 +1035,7 @@ BREAKS = (
         6,
         "who leaves goes although a peer that lives lacks its results",
         PROTO + "endpoint/endpoint.cc",
-        "if (!failure_ && !ops_.all().empty() && now < later) {",
+        "if (!served && now < later) {",
         "if (false) {",
         SIM + "faults.py",
     ),
@@ -1226,16 +1250,16 @@ def places(text: str, before: str) -> list[re.Match[str]]:
     )
 
 
-def locate(case: Break) -> tuple[Path, re.Match[str]] | str:
+def locate(case: Break, tree: Path = TREE) -> tuple[Path, re.Match[str]] | str:
     """The file and the place in it, or why there is none."""
-    home = TREE / case.path
+    home = tree / case.path
     if home.is_file():
         found = places(home.read_text(encoding="utf-8"), case.before)
         if len(found) == 1:
             return home, found[0]
         if found:
             return f"{case.path} has this place {len(found)} times: {case.before}"
-    top = TREE / case.path.split("/")[0]
+    top = tree / case.path.split("/")[0]
     everywhere = [
         (path, place)
         for path in sorted(top.rglob("*" + home.suffix))
@@ -1243,7 +1267,7 @@ def locate(case: Break) -> tuple[Path, re.Match[str]] | str:
         for place in places(path.read_text(encoding="utf-8"), case.before)
     ]
     if len(everywhere) == 1:
-        print(f"    moved from {case.path} to {everywhere[0][0].relative_to(TREE)}")
+        print(f"    moved from {case.path} to {everywhere[0][0].relative_to(tree)}")
         return everywhere[0]
     return f"{case.path} no longer has this place, nor is it once elsewhere: {case.before}"
 
