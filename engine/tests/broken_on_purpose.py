@@ -335,6 +335,14 @@ BREAKS = (
     ),
     Break(
         6,
+        "who leaves stays for no peer that is not heard",
+        PROTO + "endpoint/endpoint.cc",
+        "std::min(paths_.last_heard() + port_.config.peer_timeout, leaving_.last_deadline)",
+        "std::min(paths_.last_heard() + port_.config.ping_interval, leaving_.last_deadline)",
+        SIM + "faults.py",
+    ),
+    Break(
+        6,
         "what went away with a peer is waited for",
         PROTO + "endpoint/ops.cc",
         "if (!op) continue;",

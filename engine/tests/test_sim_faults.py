@@ -361,8 +361,12 @@ def test_who_takes_results_slowly_gets_them_from_those_that_leave() -> None:
     assert fabric.finished_at(3, 0) - fabric.finished_at(0, 0) > 0.3
 
 
-def test_who_leaves_stays_for_a_peer_that_lives_and_cannot_take_results() -> None:
-    """Rank 1 hears nothing for longer than the others would stay without need."""
+@pytest.mark.parametrize("heard", [True, False])
+def test_who_leaves_stays_for_a_peer_that_lives_and_cannot_take_results(heard: bool) -> None:
+    """Rank 1 hears nothing for longer than the others would stay without need.
+
+    Where it is not heard either, it counts as living for as long as in mid-step.
+    """
     fabric = Fabric(3, link=Link(delay=1e-3), peer_timeout=5.0, ping_interval=0.2, trace=10_000)
     fabric.all_reduce(0, plan(3 * 358), gradients(3, 3 * 358))
     while not any(each.source == 1 and each.kind == "pull" for each in fabric.trace()):
@@ -371,6 +375,8 @@ def test_who_leaves_stays_for_a_peer_that_lives_and_cannot_take_results() -> Non
         fabric.cut(worker, 1)
     while not all(fabric.completion(worker, 0) for worker in (0, 2)):
         fabric.run(fabric.now + 1e-4, until_done=False)
+    for worker in (0, 2):
+        fabric.cut(1, worker, not heard)
     leaves = fabric.now
     for worker in (0, 2):
         fabric.close(worker, linger=0.1)
@@ -379,6 +385,7 @@ def test_who_leaves_stays_for_a_peer_that_lives_and_cannot_take_results() -> Non
     assert not fabric.closed(2)
     for worker in (0, 2):
         fabric.cut(worker, 1, False)
+        fabric.cut(1, worker, False)
     assert fabric.run(leaves + 4.0)
     must_be_ok(fabric)
     fabric.close(1)

@@ -9,11 +9,6 @@
 
 namespace gradwire {
 
-namespace {
-// Ping intervals within which a peer that lives is heard, although the path loses much.
-constexpr int kHeardPings = 3;
-}  // namespace
-
 Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
     : port_(config),
       paths_(port_, now),
@@ -225,9 +220,7 @@ void Endpoint::fail(Failure why, Nanos now) {
 void Endpoint::close(Nanos now, Nanos linger) {
   if (port_.leaving) return;
   port_.leaving = true;
-  const Nanos longest = std::max(linger, port_.config.peer_timeout);
-  leaving_ = {now + linger, now + longest,
-              std::max(linger, kHeardPings * port_.config.ping_interval)};
+  leaving_ = {now + linger, now + std::max(linger, port_.config.peer_timeout)};
   const auto why = [this](const OpSpec& spec) -> Failure {
     return {port_.config.name(port_.config.endpoint) + ", step " + std::to_string(spec.step) +
                 ": the engine was closed in mid-step",
@@ -252,8 +245,9 @@ void Endpoint::finish_close(Nanos now) {
   if (!port_.leaving || port_.left) return;
   const bool served = failure_ || ops_.all().empty();
   if (now < leaving_.deadline && !(served && paths_.farewells_over())) return;
-  // Results that no other endpoint has wait for peers that live.
-  const Nanos later = std::min(paths_.last_heard() + leaving_.patience, leaving_.last_deadline);
+  // Results that no other endpoint has wait for peers that do not count as dead.
+  const Nanos later =
+      std::min(paths_.last_heard() + port_.config.peer_timeout, leaving_.last_deadline);
   if (!served && now < later) {
     leaving_.deadline = later;
     return;

@@ -94,7 +94,8 @@ class Endpoint {
   // Fails for a reason of the caller's, which the peers are told.
   void give_up(Failure why, Nanos now);
   // Sends BYE to the peers and serves what they still need. Event::closed follows once all is
-  // acknowledged: within `linger`, or later while peers that live still need results.
+  // acknowledged: within `linger`, or later while peers still need results that do not count as
+  // dead.
   void close(Nanos now, Nanos linger);
 
   Counters counters() const;
@@ -122,7 +123,6 @@ class Endpoint {
   struct Leaving {
     Nanos deadline = kNever;
     Nanos last_deadline = kNever;  // the latest, even while peers that live need something
-    Nanos patience = 0;            // a peer that lives is heard within this time
   };
 
   // endpoint.cc: its life and its clock
