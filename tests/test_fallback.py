@@ -120,7 +120,6 @@ class Run:
         kept = np.sum([self.job.residual(rank) for rank in range(WORLD)], axis=0)
         return float(np.abs(WORLD * applied + kept - given).max())
 
-
     def phases(self) -> set[str]:
         """What the ranks' detectors know, as their checkpoints have it."""
         return {str(pipeline.state_dict().get("phases")) for pipeline in self.job.pipelines}
