@@ -26,8 +26,8 @@ from gradwire.core.plan import TransferPlan
 from gradwire.core.settings import Settings
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.host_engine import GlooMail, HostEngine, Mail
+from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import trivial_report
-from gradwire.transport.renewal import alike, renewed, take_over
 from gradwire.transport.store import BoundedStore
 from gradwire.transport.transfer import Handle
 
@@ -149,7 +149,7 @@ class Fallback:
         """Goes on over the new engine, as all ranks do before the same step."""
         fresh, self.fresh = self.fresh, None
         assert fresh is not None
-        take_over(self._communicator, fresh)
+        self._communicator.take_over(fresh)
         with self._mutex:
             self.way, self.over = self._communicator, False
             self._committed, self._closed, self._adopts = 0, False, False
@@ -255,7 +255,7 @@ class Watch(Agreement):
                 continue
             meeting = self._communicator.meeting(f"{self._topic}/back")
             try:
-                fresh = renewed(self._communicator, meeting, f"attachment {self._number}")
+                fresh = _renewed(self._communicator, meeting, f"attachment {self._number}")
             except Exception as error:
                 meeting.tell_failure(error)
                 log.info("no engine could be opened again: %s", error)
@@ -312,7 +312,18 @@ def over_host(communicator: Communicator, mail: Mail) -> Communicator:
         communicator.datagram,
         communicator.aggregators,
     )
-    return alike(communicator, engine=engine)
+    return communicator.alike(engine=engine)
+
+
+def _renewed(communicator: Communicator, meeting: Meeting, user: str) -> Communicator:
+    """Opens another engine with the workers, and takes a number of it; collective."""
+    fresh = communicator.alike(meeting=meeting)
+    try:
+        fresh.take_number(meeting, user)
+    except BaseException:
+        fresh.let_go()
+        raise
+    return fresh
 
 
 def fallback_of(communicator: Communicator, settings: Settings, number: int) -> Fallback | None:

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from gradwire.core.checks import is_whole
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
-from gradwire.core.plan import REMEMBERED, TransferPlan
-from gradwire.core.regions import Regions
+from gradwire.core.plan import TransferPlan
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses
 from gradwire.transport.arrays import as_flat, as_tensor
 from gradwire.transport.joining import join_engine
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
+from gradwire.transport.plan_cache import CutPlan, PlanCache
 from gradwire.transport.store import Store, compare_texts
 from gradwire.transport.threads import StartQueue
 from gradwire.transport.transfer import (
@@ -36,7 +36,10 @@ from gradwire.transport.transfer import (
     Handle,
     OfThisProcess,
     TransferRequest,
+    check_elements,
+    check_encoding,
     check_priorities,
+    shards_of,
 )
 
 if TYPE_CHECKING:
@@ -121,8 +124,7 @@ class Communicator(OfThisProcess):
         self.store = store
         self._group = group
         self._leader = leader
-        self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
-        self._grids: dict[object, ChunkGrid] = {}  # for any bounds
+        self._plans = PlanCache()
         self._lane = 0  # the lane of all that have no number
         self._closed = False
         self.engine = engine
@@ -134,9 +136,7 @@ class Communicator(OfThisProcess):
         self.start_queue = (
             StartQueue("gradwire-stage") if self.engine is None else self.engine.start_queue
         )
-        forget = self.start_queue.stop if self.engine is None else self.engine.forget
-        self._forget = weakref.finalize(self, forget)
-        self._forget.atexit = False  # `gradwire.transport.registry` closes the engines at exit
+        self._forget = self._forgetting()
 
     @property
     def job_rank(self) -> int:
@@ -261,26 +261,14 @@ class Communicator(OfThisProcess):
         flat, encoding = as_flat(array)
         if self._closed:
             raise TransferError("the communicator is closed", step=step, cause="closed")
-        if plan is not None and plan.elements != flat.size:
-            raise ConfigError.about(
-                f"plan.elements={plan.elements} for an array of {flat.size} elements",
-                "must match",
-                setting="plan.elements",
-                value=plan.elements,
-            )
+        if plan is not None:
+            check_elements(plan, flat.size)
         if flat.size == 0:
             handle = Handle(None, flat)
             handle.finish(trivial_report(TransferPlan.whole(1), 0, step, stats))
             return handle
         plan = plan or TransferPlan.whole(flat.size, encoding=encoding)
-        if encoding != "f32" and (plan.encoding != encoding or plan.pull == "none"):
-            raise ConfigError.about(
-                f"plan.encoding={plan.encoding!r}, plan.pull={plan.pull!r} for an array of "
-                "elements of two bytes",
-                f"its encoding is {encoding!r}, and its results come back",
-                setting="plan.encoding",
-                value=plan.encoding,
-            )
+        check_encoding(plan, encoding)
         if self.engine is None:
             if plan.scale != 1.0:
                 values = as_tensor(flat, encoding)
@@ -288,7 +276,7 @@ class Communicator(OfThisProcess):
             handle = Handle(plan, flat)
             handle.finish(trivial_report(plan, flat.size, step, stats))
             return handle
-        grid, effective = self._described(plan)
+        grid, effective = self._cut(plan)
         if priorities is not None:
             check_priorities(plan, len(grid), priorities)
         return self.engine.start(
@@ -349,22 +337,7 @@ class Communicator(OfThisProcess):
             )
         elements = int(np.prod(array.shape))
         plan = plan or TransferPlan.whole(max(elements, 1))
-        if shards is None:
-            each, left = divmod(elements, self.world_size)
-            shards = plan.shards or (each,) * self.world_size
-            if left and not plan.shards:
-                raise ConfigError.of(
-                    "shards",
-                    None,
-                    "give one number for each worker",
-                    beside=f"for {elements} elements and {self.world_size} workers",
-                )
-        if len(shards) != self.world_size or sum(shards) != elements or min(shards) < 0:
-            raise ConfigError.of(
-                "shards",
-                tuple(shards),
-                f"one number for each of {self.world_size} workers, together {elements}",
-            )
+        shards = shards_of(plan, elements, self.world_size, shards)
         if elements and (plan.pull != "none" or plan.shards != tuple(shards)):
             plan = replace(plan, pull="none", pull_bound=0.0, shards=tuple(shards))
         return self.all_reduce(
@@ -382,13 +355,13 @@ class Communicator(OfThisProcess):
         if self.engine is None:
             one = np.zeros(1, np.uint32)
             return ChunkGrid(np.zeros(1, np.uint64), np.array([plan.elements], np.uint32), one, one)
-        return self._described(plan)[0]
+        return self._cut(plan).grid
 
     def effective_bounds(self, plan: TransferPlan) -> tuple[float, ...]:
         """Returns each region's bound after rounding down to whole chunks."""
         if self.engine is None:
             return (0.0,) * len(plan.regions)
-        return self._described(plan)[1]
+        return self._cut(plan).bounds
 
     def elements_per_chunk(self, encoding: str, kept: float = 1.0, datagram: int = 0) -> int:
         """Returns how many elements a datagram carries in an encoding.
@@ -469,6 +442,42 @@ class Communicator(OfThisProcess):
         else:
             self.close()
 
+    def alike(
+        self, *, engine: Engine | None = None, meeting: Meeting | None = None
+    ) -> Communicator:
+        """Makes a communicator of the same workers and settings.
+
+        Args:
+            engine: Its engine; None opens one.
+            meeting: The meeting in which the workers open one; None makes it.
+        """
+        return Communicator(
+            self.store,
+            self.rank,
+            self.world_size,
+            self.settings,
+            group=self._group,
+            timeout_s=self.timeout_s,
+            timeout_from=self._timeout_from,
+            meeting=meeting,
+            ranks=self.ranks,
+            engine=engine,
+        )
+
+    def take_over(self, fresh: Communicator) -> None:
+        """Leaves the engine for that of another communicator, which is not used any more.
+
+        All workers do so between the same two transfers.
+        """
+        assert self.engine is not None
+        assert fresh.engine is not None
+        if self._forget.detach() is not None:
+            self.engine.leave()
+        fresh._forget.detach()
+        self.engine, self._lane = fresh.engine, fresh._lane
+        self.start_queue = fresh.start_queue
+        self._forget = self._forgetting()
+
     def close(self) -> None:
         """Closes the communicator, and the engine with its last communicator. Idempotent."""
         self._closed = True
@@ -477,23 +486,11 @@ class Communicator(OfThisProcess):
         elif self._forget.detach() is not None:
             self.engine.leave()
 
-    def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
-        regions = Regions.of(plan.regions)
-        key = (plan.elements, regions, plan.encoding, plan.kept, plan.datagram, plan.shards)
-        known = self._plans.get(key)
-        if known is None:
-            if len(self._plans) >= REMEMBERED:
-                self._plans.clear()
-            native = native_plan(plan)
-            cut = (plan.elements, regions.cuts, *key[2:])
-            grid = self._grids.get(cut)
-            if grid is None:
-                if len(self._grids) >= REMEMBERED // 4:
-                    self._grids.clear()
-                grid = ChunkGrid(*load_engine().chunk_grid(native, self.datagram, self.aggregators))
-                self._grids[cut] = grid
-            bounds = tuple(
-                native.effective_bounds(self.datagram, self.aggregators, self.settings.cores)
-            )
-            known = self._plans[key] = (grid, bounds)
-        return known
+    def _forgetting(self) -> weakref.finalize[[], Communicator]:
+        forget = self.start_queue.stop if self.engine is None else self.engine.forget
+        forgetting = weakref.finalize(self, forget)
+        forgetting.atexit = False  # `gradwire.transport.registry` closes the engines at exit
+        return forgetting
+
+    def _cut(self, plan: TransferPlan) -> CutPlan:
+        return self._plans.cut(plan, self.datagram, self.aggregators, self.settings.cores)

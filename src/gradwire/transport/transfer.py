@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, Protocol, SupportsIndex
 
@@ -236,6 +236,56 @@ class Engine(Protocol):
 
     def leave(self) -> None:
         """Notes that a communicator was closed, and closes the engine with the last one."""
+
+
+def check_elements(plan: TransferPlan, elements: int) -> None:
+    """Checks that a plan is for so many elements; raises ConfigError if not."""
+    if plan.elements != elements:
+        raise ConfigError.about(
+            f"plan.elements={plan.elements} for an array of {elements} elements",
+            "must match",
+            setting="plan.elements",
+            value=plan.elements,
+        )
+
+
+def check_encoding(plan: TransferPlan, encoding: str) -> None:
+    """Checks that elements of this encoding can travel by a plan; raises ConfigError if not."""
+    if encoding != "f32" and (plan.encoding != encoding or plan.pull == "none"):
+        raise ConfigError.about(
+            f"plan.encoding={plan.encoding!r}, plan.pull={plan.pull!r} for an array of "
+            "elements of two bytes",
+            f"its encoding is {encoding!r}, and its results come back",
+            setting="plan.encoding",
+            value=plan.encoding,
+        )
+
+
+def shards_of(
+    plan: TransferPlan, elements: int, workers: int, shards: Sequence[int] | None
+) -> Sequence[int]:
+    """Returns the elements of each worker's shard: as given, as in the plan, or equal ones.
+
+    Raises:
+        ConfigError: They do not fit the elements or the workers.
+    """
+    if shards is None:
+        each, left = divmod(elements, workers)
+        shards = plan.shards or (each,) * workers
+        if left and not plan.shards:
+            raise ConfigError.of(
+                "shards",
+                None,
+                "give one number for each worker",
+                beside=f"for {elements} elements and {workers} workers",
+            )
+    if len(shards) != workers or sum(shards) != elements or min(shards) < 0:
+        raise ConfigError.of(
+            "shards",
+            tuple(shards),
+            f"one number for each of {workers} workers, together {elements}",
+        )
+    return shards
 
 
 def check_priorities(plan: TransferPlan, chunks: int, priorities: NDArray[np.uint8]) -> None:
