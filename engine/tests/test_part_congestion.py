@@ -24,6 +24,7 @@ from part_kit import MS, SECOND, US
 
 WIRE = 1_514  # bytes on the wire of a packet
 TARGET = 1_300 * US
+NO_QUEUE = 0
 
 # ---------------------------------------------------------------------------- queueing delay
 
@@ -38,32 +39,48 @@ def test_a_queue_is_the_delay_above_the_smallest_whatever_the_clocks(offset_us: 
         (3_000, 900, 400 * US),
     ]:
         now = (sent_us + on_the_way_us) * US
-        assert delay.sample((sent_us + offset_us) % 2**32, now, now) == queue
+        assert delay.sample((sent_us + offset_us) % 2**32, now, NO_QUEUE, now) == queue
 
 
 @pytest.mark.parametrize(("pause", "queue"), [(9 * SECOND, 3 * MS), (11 * SECOND, 0)])
 def test_after_a_long_pause_the_smallest_delay_is_learnt_anew(pause: int, queue: int) -> None:
     delay = QueueDelay()
-    delay.sample(0, 500 * US, 500 * US)
+    delay.sample(0, 500 * US, NO_QUEUE, 500 * US)
     now = pause + 500 * US + 3 * MS  # 3 ms by which the clocks may have drifted apart
-    assert delay.sample(pause // US, now, now) == queue
+    assert delay.sample(pause // US, now, NO_QUEUE, now) == queue
 
 
 def test_one_damaged_stamp_is_no_queue() -> None:
     delay = QueueDelay()
     for step, stamp_us in enumerate([0, 1_000, 2_000 + 2**31, 3_000, 4_000 - 3_000_000, 5_000]):
         now = (step * 1_000 + 500) * US
-        assert delay.sample(stamp_us % 2**32, now, now) == 0
+        assert delay.sample(stamp_us % 2**32, now, NO_QUEUE, now) == 0
 
 
 def test_a_clock_that_jumps_is_no_queue() -> None:
     delay = QueueDelay()
-    delay.sample(0, 500 * US, 500 * US)
+    delay.sample(0, 500 * US, NO_QUEUE, 500 * US)
     for step in range(1, 5):  # the sender's clock has lost ten minutes
         now = (step * 1_000 + 500) * US
-        assert delay.sample((step * 1_000 - 600_000_000) % 2**32, now, now) == 0
+        assert delay.sample((step * 1_000 - 600_000_000) % 2**32, now, NO_QUEUE, now) == 0
     now = 5_900 * US
-    assert delay.sample((5_000 - 600_000_000) % 2**32, now, now) == 400 * US
+    assert delay.sample((5_000 - 600_000_000) % 2**32, now, NO_QUEUE, now) == 400 * US
+
+
+@pytest.mark.parametrize("drift", [-600, -50, 50, 600])
+def test_clocks_that_run_apart_are_no_queue(drift: int) -> None:
+    random = Random(drift)
+    delay = QueueDelay()
+    for step in range(1, 200_000):  # twenty seconds
+        now = step * 100 * US
+        # The queues of both ways are empty five times a second.
+        there, back = (
+            0 if step % 2_000 == 0 else random.randrange(300 * US, 900 * US) for _ in "ab"
+        )
+        sent_us = (now - 40 * US - back - now * drift // 1_000_000) // US
+        queue = delay.sample(sent_us % 2**32, now, there + back, now)
+        if step > 60_000:
+            assert abs(queue - back) <= 0.25 * TARGET, (step, queue, back)
 
 
 def test_a_port_has_the_smallest_delay_of_the_paths_in_use() -> None:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <utility>
@@ -29,12 +30,79 @@ inline bool short_queue(Nanos delay, Nanos target) {
   return static_cast<double>(delay) <= kShortQueue * static_cast<double>(target);
 }
 
+// ClockDrift estimates how fast the clocks of two hosts run apart, by the least one-way delays of
+// three windows in each of which the way there and back once had no queue, as round trips show. The
+// rate is the smaller slope between them, since a delay within a window may all have been queueing.
+class ClockDrift {
+ public:
+  // Takes a one-way delay, and by how much the last round trip was above the shortest. True when a
+  // window has ended after which delays count from its least().
+  bool add(Nanos delay, Nanos excess, Nanos now) {
+    const bool ended = now - start_ >= kWindow;
+    const bool changed = ended && excess_ < kEmpty && take();
+    if (ended) {
+      start_ = now;
+      now_ = {delay, now};
+      excess_ = kNever;
+    }
+    if (delay < now_.delay) now_ = {delay, now};
+    excess_ = std::min(excess_, excess);
+    return changed;
+  }
+  // What a delay would be if the clocks had not drifted since the least delay of the last window.
+  Nanos corrected(Nanos delay, Nanos now) const {
+    return delay - static_cast<Nanos>(rate_ * static_cast<double>(now - last_.least.at));
+  }
+  Nanos least() const { return last_.least.delay; }
+
+ private:
+  // With half of it late hosts make slopes of their own, and with twice of it a drift is found
+  // after ten seconds.
+  static constexpr Nanos kWindow = 2 * kSecond;
+  // Late hosts alone lengthen the shortest round trip of a window by less.
+  static constexpr auto kEmpty = static_cast<Nanos>(kHostQueue * kHostDelay);
+  // Beside less the minimum of WindowedMin is young enough.
+  static constexpr double kLittle = static_cast<double>(kEmpty) / WindowedMin::kWindow;
+
+  bool take() {
+    const Window window{start_, now_};
+    const double slope = last_.start ? since(last_, window) : 0;
+    const double smaller =
+        slope * slope_ <= 0 ? 0 : std::copysign(std::min(std::abs(slope), std::abs(slope_)), slope);
+    const double before = std::exchange(rate_, std::abs(smaller) < kLittle ? 0 : smaller);
+    slope_ = slope;
+    last_ = window;
+    return rate_ != 0 || before != 0;
+  }
+
+  struct Least {
+    Nanos delay = 0;
+    Nanos at = 0;
+  };
+  struct Window {
+    Nanos start = 0;
+    Least least;
+  };
+  static double since(const Window& from, const Window& to) {
+    return static_cast<double>(to.least.delay - from.least.delay) /
+           static_cast<double>(to.start - from.start);
+  }
+
+  Nanos start_ = -kWindow;  // of the present window
+  Least now_;
+  Nanos excess_ = kNever;
+  Window last_;  // that ended without a queue
+  double slope_ = 0;
+  double rate_ = 0;
+};
+
 // QueueDelay estimates queueing as one-way delay above its minimum of the last seconds. The two
 // ends' clocks need not agree. Where one of them jumps, as that of a suspended machine does, the
 // measurement begins anew with the second packet that shows it: a single one has a damaged stamp.
 class QueueDelay {
  public:
-  Nanos sample(uint32_t sent_us, Nanos arrival, Nanos now) {
+  // `excess`: by how much the last round trip was above the shortest.
+  Nanos sample(uint32_t sent_us, Nanos arrival, Nanos excess, Nanos now) {
     const auto difference = static_cast<uint32_t>(arrival / kMicrosecond) - sent_us;
     const bool jumps = any_ && std::abs(since_base(difference) - last_) > Rtt::kLongest;
     if (jumps && !std::exchange(jumped_, true)) return 0;
@@ -44,7 +112,12 @@ class QueueDelay {
       base_ = difference;
     }
     jumped_ = false;
-    const Nanos delay = last_ = since_base(difference);
+    last_ = since_base(difference);
+    if (drift_.add(last_, excess, now)) {
+      minimum_ = WindowedMin();
+      minimum_.add(drift_.least(), now);
+    }
+    const Nanos delay = drift_.corrected(last_, now);
     // Only data is sampled, not pings. In a long pause the clocks may drift apart, and beside an
     // old minimum every packet would seem to have queued for the drift.
     minimum_.forget_old(now);
@@ -61,6 +134,7 @@ class QueueDelay {
   bool jumped_ = false;  // the last sample
   Nanos last_ = 0;       // delay since the base
   uint32_t base_ = 0;
+  ClockDrift drift_;
   WindowedMin minimum_;
 };
 

@@ -81,7 +81,7 @@ void Path::announced(size_t packets, size_t kept) {
 
 // An ACK goes at once for a control frame, and for the last packet that waits.
 Nanos Path::record(const Run& run, Nanos now) {
-  const Nanos queue = arriving.delay.sample(run.sent_us, run.arrival, now);
+  const Nanos queue = arriving.delay.sample(run.sent_us, run.arrival, recovery.rtt.excess(), now);
   port.receiver.arrived(arriving, queue, run.bytes, run.limited);
   acks.arrived(queue, run.packets, run.bytes, now);
   if (run.refused) port.counters.refused += run.packets;

@@ -64,6 +64,7 @@ class Rtt {
     latest = std::clamp<Nanos>(latest, 1, kLongest);
     // The minimum is not dropped after a pause: the first packets after it may have queued.
     min_.add(latest, now);
+    latest_ = latest;
     // The peer's reported ACK delay never brings a sample below the minimum (RFC 9002 §5.3).
     const Nanos adjusted = std::max(latest - ack_delay, min_.get());
     if (!any_) {
@@ -83,6 +84,8 @@ class Rtt {
   // The smoothed time from sending a packet to receiving its ACK, with the peer's ACK delay.
   Nanos round() const { return smoothed() + held_; }
   Nanos minimum() const { return min_.any() ? min_.get() : 0; }
+  // How far the latest sample lies above the minimum.
+  Nanos excess() const { return any_ ? latest_ - min_.get() : kLongest; }
   const PathProfile& profile() const { return profile_of(minimum()); }
   // The probe time-out before backoff (RFC 9002 §6.2.1).
   Nanos probe_timeout() const {
@@ -105,6 +108,7 @@ class Rtt {
   Nanos smoothed_ = 0;
   Nanos deviation_ = 0;
   Nanos held_ = 0;
+  Nanos latest_ = 0;
   WindowedMin min_;
 };
 

@@ -15,7 +15,7 @@ namespace gradwire::parts {
 void bind_congestion(nb::module_& module) {
   nb::class_<QueueDelay>(module, "QueueDelay")
       .def(nb::init<>())
-      .def("sample", &QueueDelay::sample, "sent_us"_a, "arrival"_a, "now"_a);
+      .def("sample", &QueueDelay::sample, "sent_us"_a, "arrival"_a, "excess"_a, "now"_a);
   nb::class_<PortDelay>(module, "PortDelay")
       .def(nb::init<size_t>(), "paths"_a)
       .def(
