@@ -26,7 +26,7 @@ from gradwire.core.plan import CloseStep, TransferPlan, mix_seed
 from gradwire.core.regions import Region
 from gradwire.core.settings import Settings
 from gradwire.core.transfer_report import TransferReport
-from gradwire.transport import communicator, engines, joining, registry
+from gradwire.transport import communicator, engines, joining, registry, threads
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.engines import SharedEngine
 from gradwire.transport.meeting import Meeting
@@ -702,6 +702,40 @@ def test_a_pool_that_cannot_grow_goes_on_with_the_threads_it_has(
             items.put(number)
         assert [seen.get(timeout=30) for _ in range(3)] == [0, 1, 2]
     pool.stop()
+
+
+def test_callbacks_that_wait_for_each_other_end_where_no_thread_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them would wait for what no thread takes any more."""
+    items: queue.Queue[int] = queue.Queue()
+    gate = threading.Event()
+    told: queue.Queue[Exception] = queue.Queue()
+
+    def poll() -> int | None:
+        with contextlib.suppress(queue.Empty):
+            return items.get(timeout=0.05)
+        return None
+
+    def broken(error: Exception) -> None:
+        told.put(error)
+        gate.set()  # as transfers end
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def wait(_: int) -> None:
+        gate.wait(60)
+
+    monkeypatch.setattr(threads, "HELD_S", 0.2)
+    pool = CompletionPool(poll, wait, "test", broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        for number in range(8):
+            items.put(number)
+        assert isinstance(told.get(timeout=30), RuntimeError)
+    pool.stop()
+    assert pool.size == 0
 
 
 class OutOfMemory:

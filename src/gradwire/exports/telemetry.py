@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 
+from gradwire.core.begin import begin
 from gradwire.core.errors import ConfigError
 from gradwire.core.report import ReportWriter, StepReport
 from gradwire.core.settings import Settings
@@ -95,8 +96,7 @@ class _Line:
         self._waiting: queue.Queue[Record | None] = queue.Queue(WAITING + 1)  # None comes last
         self._left_out = False
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="gradwire-export", daemon=True)
-        self._thread.start()
+        self._thread = begin(self._run, "gradwire-export")
 
     def put(self, record: Record) -> None:
         """Queues a record, unless too many wait."""

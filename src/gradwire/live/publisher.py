@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradwire import __version__
+from gradwire.core.begin import begin
 from gradwire.core.report import RegionReport, StepReport, finite
 from gradwire.live.address import FORMAT, Address, owner_of
 
@@ -153,8 +154,7 @@ class _Server:
         try:
             self._socket.bind(Address(job, own, os.geteuid()).name)
             self._socket.listen(8)
-            self._thread = threading.Thread(target=self._run, name="gradwire-live", daemon=True)
-            self._thread.start()
+            self._thread = begin(self._run, "gradwire-live")
         except BaseException:
             self._socket.close()
             raise

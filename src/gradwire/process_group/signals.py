@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 
+from gradwire.core.begin import begin
 from gradwire.core.errors import RendezvousError
 from gradwire.training.groups import Group
 from gradwire.transport.store import BoundedStore, base_store
@@ -77,7 +77,7 @@ class Signals:
                 rank = group.ranks[after]
                 raise RendezvousError(f"the process of rank {rank} {failures[0][1]}", [rank])
 
-        threading.Thread(target=watch, name="gradwire-watch", daemon=True).start()
+        begin(watch, "gradwire-watch")
         before = (group.rank - 1) % group.world_size
         try:
             yield check

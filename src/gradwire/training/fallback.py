@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from gradwire.core.begin import begin
 from gradwire.core.errors import TransferError
 from gradwire.core.plan import TransferPlan
 from gradwire.core.settings import Settings
@@ -206,7 +207,7 @@ class Watch(Agreement):
         self._woken = threading.Event()
         self._ended = False
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="gradwire-fallback", daemon=True).start()
+        begin(self._run, "gradwire-fallback")
 
     def notice(self) -> None:
         self._woken.set()

@@ -29,7 +29,7 @@ from gradwire.transport.engine_state import engine_state
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.notices import Notices
-from gradwire.transport.threads import CompletionPool, StartQueue
+from gradwire.transport.threads import CompletionPool, StartQueue, apart
 from gradwire.transport.transfer import Engine, Handle, TransferRequest
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ class SharedEngine(Engine):
             self._failed_at = time.monotonic()
         elif time.monotonic() - self._failed_at > 1.0:
             error = functools.partial(self._error, failure)
-            threading.Thread(target=self._fail_pending, args=(error,), daemon=True).start()
+            apart(lambda: self._fail_pending(error))
 
     def _break(self, error: Exception) -> None:
         with self._mutex:

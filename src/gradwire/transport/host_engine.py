@@ -106,7 +106,10 @@ class HostEngine(Engine):
 
     def start(self, request: TransferRequest) -> Handle:
         handle = Handle(request.plan, request.data)
-        self._work.submit(lambda: self._carry_out(request, handle))
+        try:
+            self._work.submit(lambda: self._carry_out(request, handle))
+        except RuntimeError as error:
+            raise self._error(str(error), request.step, "engine") from error
         return handle
 
     def _carry_out(self, request: TransferRequest, handle: Handle) -> None:

@@ -11,6 +11,7 @@ with the processes. A process that dies closes its socket, which the others noti
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import logging
 import mmap
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.core.begin import begin
 from gradwire.live.address import owner_of
 
 log = logging.getLogger("gradwire")
@@ -258,12 +260,8 @@ class HostLink:
         Both are bound methods, which are held weakly. Each connection has a thread of its own.
         """
         for place, link in self._sockets.items():
-            threading.Thread(
-                target=_listen,
-                args=(place, link, weakref.WeakMethod(take), weakref.WeakMethod(gone)),
-                name=f"gradwire-host-{place}",
-                daemon=True,
-            ).start()
+            called = weakref.WeakMethod(take), weakref.WeakMethod(gone)
+            begin(functools.partial(_listen, place, link, *called), f"gradwire-host-{place}")
 
     def send(self, message: object, places: Iterable[int] | None = None, memory: int = -1) -> None:
         """Sends a message; a rank that has left is passed over, since `gone` is called for it.

@@ -12,6 +12,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from gradwire.core.begin import begin
 from gradwire.core.names import Names
 from gradwire.transport.store import NoAnswerError, Worker, base_store
 
@@ -64,9 +65,13 @@ class Notices:
             self.tell(refusal if refused else "")
 
     def tell(self, refusal: str) -> None:
-        """Has a thread write this endpoint's notice, "" for none; waits for nothing."""
+        """Has a thread write this endpoint's notice, "" for none; waits for nothing.
+
+        Without a thread nothing is written, and the others know of the silence alone.
+        """
         self._text = refusal
-        threading.Thread(target=self._write, name="gradwire-notice", daemon=True).start()
+        with contextlib.suppress(RuntimeError):
+            begin(self._write, "gradwire-notice")
 
     def explain(self, engine: _engine.Engine | None, at_fault: int, cause: str) -> tuple[int, str]:
         """Returns the endpoint at fault, and whose datagrams were refused, as text for an error.

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
 from typing import Any, Protocol, TypeVar
 
+from gradwire.core.begin import begin
 from gradwire.core.errors import RendezvousError
 
 Answer = TypeVar("Answer")
@@ -67,10 +68,10 @@ class _Operations:
 
     def put(self, question: tuple[Callable[[], Any], Future[Any]]) -> None:
         with self._mutex:
-            self._asked.put(question)
             if not self._running:
+                begin(self._run, "gradwire-store")
                 self._running = True
-                threading.Thread(target=self._run, name="gradwire-store", daemon=True).start()
+            self._asked.put(question)
 
     def end(self) -> None:
         self._asked.put(None)

@@ -4,7 +4,8 @@ A callback may wait for another completion, as PowerSGD's hook does, so a comple
 queue behind a running callback. In CompletionPool one thread at a time waits for the next
 completion. Before it runs the callbacks of that one, another thread takes its place; it is created
 if none is free. So the pool grows to the number of callbacks that run at once, and a completion
-reaches its callbacks without a change of threads.
+reaches its callbacks without a change of threads. Where the system has no thread left, the last one
+waits until another is free, since all might wait for what nobody takes then.
 
 Ops are numbered in the order in which they start, which has to be the same on all ranks, whereas
 the copies that they wait for end at different times on each rank. So StartQueue starts all of them
@@ -13,11 +14,14 @@ in the order in which they were asked for.
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from gradwire.core.begin import begin
 
 log = logging.getLogger("gradwire")
 
@@ -25,6 +29,12 @@ T = TypeVar("T")
 
 SPARE_THREADS = 2
 """Threads that stay when the pool has grown and is idle again."""
+
+FIRST_THREADS = 3
+"""Threads that a pool begins with: one leads, one waits for what another one takes."""
+
+HELD_S = 5.0
+"""Seconds that the last thread waits for another one, before it is sure that all wait."""
 
 
 class CompletionPool(Generic[T]):
@@ -34,7 +44,8 @@ class CompletionPool(Generic[T]):
         poll: Waits for a bounded time without the GIL, and returns None when there is no item. One
             thread at a time calls it.
         handle: Handles an item, and may block. An exception that it raises is logged and dropped.
-        broken: Called once with the exception that `poll` raised, after which the pool ends.
+        broken: Called once with the exception that `poll` raised, or because callbacks wait for
+            each other and no thread is left, after which the pool ends.
     """
 
     def __init__(
@@ -51,15 +62,14 @@ class CompletionPool(Generic[T]):
         self._ended = False  # whether `poll` has failed
         self._lead = threading.Lock()
         self._mutex = threading.Lock()
+        self._freed = threading.Condition(self._mutex)
         self._free = 0  # threads that lead or wait to lead
         self._threads: set[threading.Thread] = set()
         self._stopping = False
         self._started = 0
         with self._mutex:
-            # The second one is there before it is needed: where memory has run out since, a new
-            # thread ends before it has begun, and Python waits for its beginning for ever.
-            self._spawn()
-            self._spawn()
+            for _ in range(FIRST_THREADS):  # memory may have run out when they are needed
+                self._spawn()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Ends the threads.
@@ -80,10 +90,7 @@ class CompletionPool(Generic[T]):
 
     def _spawn(self) -> None:
         self._started += 1
-        thread = threading.Thread(
-            target=self._run, name=f"{self._name}-{self._started}", daemon=True
-        )
-        thread.start()
+        thread = begin(self._run, f"{self._name}-{self._started}")
         self._free += 1
         self._threads.add(thread)
 
@@ -101,8 +108,9 @@ class CompletionPool(Generic[T]):
             item, failure = self._next()
             with self._mutex:
                 self._free -= 1
-                if item is not None and self._free == 0:
-                    self._grow()
+                last = item is not None and self._free == 0 and not self._grows()
+        if last:
+            failure = self._stuck()
         if failure is not None:
             self._broken(failure)
         if item is None:
@@ -115,6 +123,7 @@ class CompletionPool(Generic[T]):
             if self._free > SPARE_THREADS:
                 return False
             self._free += 1
+            self._freed.notify_all()
         return True
 
     def _next(self) -> tuple[T | None, Exception | None]:
@@ -129,11 +138,24 @@ class CompletionPool(Generic[T]):
             return None, error
         return None, None
 
-    def _grow(self) -> None:
+    def _grows(self) -> bool:
         try:
             self._spawn()
-        except RuntimeError:  # the system has no thread left, so this one leads after its callback
+        except RuntimeError:
             log.warning("%s: no further thread can be started", self._name, exc_info=True)
+            return False
+        return True
+
+    def _stuck(self) -> Exception | None:
+        """Waits for a free thread; returns why the pool ends if there is none."""
+        with self._freed:
+            if self._freed.wait_for(lambda: self._free > 0, HELD_S):
+                return None
+        self._ended = True
+        return RuntimeError(
+            "all threads run callbacks, which may wait for each other, and the system gives none "
+            "more; raise the limits of threads and memory (ulimit -u, ulimit -v)"
+        )
 
 
 class StartQueue:
@@ -163,10 +185,7 @@ class StartQueue:
         with self._mutex:
             if not self.started:
                 self._queue = queue.SimpleQueue()
-                self._thread = threading.Thread(
-                    target=_run_in_order, args=(self._queue,), name=self._name, daemon=True
-                )
-                self._thread.start()
+                self._thread = begin(functools.partial(_run_in_order, self._queue), self._name)
             self._queue.put(work)
 
     def stop(self) -> None:
@@ -182,7 +201,7 @@ def apart(work: Callable[[], None]) -> None:
     If the system has no thread left, it runs on the calling one.
     """
     try:
-        threading.Thread(target=work, name="gradwire-apart", daemon=True).start()
+        begin(work, "gradwire-apart")
     except RuntimeError:
         log.warning("%s: no further thread can be started", "gradwire-apart", exc_info=True)
         work()

@@ -50,7 +50,7 @@ class Follower(SharingPipeline):
         super().__init__(seat, *args, **options)
         # A callback of DDP's future may wait for another result, so each may need its own thread.
         self._pool = CompletionPool(
-            _poll_of(self), _do, f"gradwire-down-{seat.rank}", lambda error: None
+            _poll_of(self), _do, f"gradwire-down-{seat.rank}", _broken_of(self)
         )
 
     def close(self) -> None:
@@ -165,6 +165,18 @@ class Follower(SharingPipeline):
 
 def _do(work: Work) -> None:
     work()
+
+
+def _broken_of(follower: Follower) -> Callable[[Exception], None]:
+    """Returns what stops the follower where results cannot be handed back, if it still lives."""
+    held = weakref.ref(follower)
+
+    def broken(error: Exception) -> None:
+        here = held()
+        if here is not None:
+            here._stop(error)
+
+    return broken
 
 
 def _poll_of(follower: Follower) -> Callable[[], Work | None]:

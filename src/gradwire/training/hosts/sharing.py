@@ -105,6 +105,7 @@ class SharingPipeline(GradientPipeline):
             return self._refuse(bucket, stopped)
         try:
             handed = self._hand(bucket, joined)
+            self._up.submit(lambda: self._go_up(handed))
         except GradwireError as error:
             self._stop(error)
             return self._refuse(bucket, error)
@@ -112,7 +113,6 @@ class SharingPipeline(GradientPipeline):
             self._stop(error)
             self._tell_hosts(error)
             raise
-        self._up.submit(lambda: self._go_up(handed))
         return handed.stage.future()
 
     def reduce_among_workers(
