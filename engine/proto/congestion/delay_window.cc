@@ -23,9 +23,9 @@ constexpr double kRegainQueue = 1.0 / 3;
 constexpr double kWayBack = 0.85;
 // A rate below this share of BtlBw, beside a queue, is slow: several TCP flows take the rest.
 constexpr double kSlow = 0.5;
-// Bytes per round while competing: two segments, since the window serves the flows of several
-// peers.
-constexpr double kCompetitiveGrowth = 2.0 * kFullPacket;
+// Bytes per round while competing: a window that shrinks by less than half at a loss, and grows by
+// so much, gets what one flow of TCP gets that halves its own (RFC 9438 §4.3).
+constexpr double kCompetitiveGrowth = 3.0 * (1.0 - kSignalCut) / (1.0 + kSignalCut) * kFullPacket;
 // Bytes: a part of what a port's queue holds; a server 40 ms away overflows without this bound.
 constexpr double kLongQueue = 64 << 10;
 }  // namespace
