@@ -1,6 +1,7 @@
 // Recovery and Acknowledger by lists of events. Packets leave flight once, an ACK of what was never
 // sent changes nothing, whatever waits has a time at which it goes on, and that time is near.
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "fuzz/input.h"
@@ -57,18 +58,19 @@ class Case {
     }
   }
 
+  // Packets that go together. The other end has them, or they were lost.
   void send() {
     if (recovery_.full()) return;
-    for (uint32_t left = 1 + input_.below(16); left > 0; --left) {
-      SentPacket packet;
-      packet.kind = input_.below(4) ? wire::Kind::push : wire::Kind::open;
-      packet.bytes = static_cast<uint16_t>(256 + input_.below(1200));
-      packet.recovers = input_.below(8) != 0;
-      const uint32_t item = 0;
-      recovery_.send(packet, {&item, 1}, now_);
-      flight_[packet.number] = packet.bytes;
-      // The other end has it, or it was lost.
-      if (input_.below(4)) acks_.record(packet.number, 1, input_.below(16) == 0, now_);
+    std::vector<uint32_t> items(std::min<uint64_t>(1 + input_.below(16), recovery_.room()));
+    std::iota(items.begin(), items.end(), static_cast<uint32_t>(recovery_.next()));
+    SentPacket packet;
+    packet.kind = input_.below(4) ? wire::Kind::push : wire::Kind::open;
+    packet.bytes = static_cast<uint16_t>(256 + input_.below(1200));
+    packet.recovers = input_.below(8) != 0;
+    recovery_.send(packet, items, now_);
+    for (const uint32_t number : items) {
+      flight_[number] = packet.bytes;
+      if (input_.below(4)) acks_.record(number, 1, input_.below(16) == 0, now_);
     }
   }
 
@@ -107,17 +109,17 @@ class Case {
     acked_.clear();
     if (!recovery_.on_ack(ack, now_, acked_)) {
       expect(!honest, "an honest ACK is taken");
-      expect(acked_.packets.empty() && recovery_.lowest() == lowest &&
+      expect(acked_.items.empty() && recovery_.lowest() == lowest &&
                  recovery_.largest_acked() == largest,
              "an ACK of what was never sent changes nothing");
       return;
     }
     uint64_t left = 0;
-    for (const SentPacket& packet : acked_.packets) {
-      expect(packet.number < recovery_.next(), "what is acknowledged was sent");
-      expect(!settled_[packet.number], "a packet is acknowledged once");
-      settled_[packet.number] = true;
-      if (const auto found = flight_.find(packet.number); found != flight_.end()) {
+    for (const uint32_t number : acked_.items) {
+      expect(number < recovery_.next(), "what is acknowledged was sent");
+      expect(!settled_[number], "a packet is acknowledged once");
+      settled_[number] = true;
+      if (const auto found = flight_.find(number); found != flight_.end()) {
         left += found->second;
         flight_.erase(found);
       }

@@ -415,6 +415,22 @@ BREAKS = (
     ),
     Break(
         8,
+        "a packet is acknowledged by each ACK that names it",
+        PROTO + "recovery/sent_packets.h",
+        "bits_[kOpen].clear_down_from(number, bits);",
+        "",
+        "engine/tests/test_part_recovery.py",
+    ),
+    Break(
+        8,
+        "what is sent again leaves flight a second time with its ACK",
+        PROTO + "recovery/recovery.cc",
+        "acked.in_flight += std::popcount(part & flight) * first.bytes;",
+        "acked.in_flight += std::popcount(part) * first.bytes;",
+        "engine/tests/test_part_recovery.py",
+    ),
+    Break(
+        8,
         "withheld results are thrown away",
         PROTO + "op/aggregator_half.cc",
         "r.withheld_chunks.push_back(c);",

@@ -87,16 +87,68 @@ def test_an_ack_that_a_later_one_overtook_is_not_the_latest(after: Ack, latest: 
     assert recovery.latest()
 
 
-def test_packets_in_flight_have_a_limit_and_none_is_forgotten_below_it() -> None:
+def test_packets_of_one_train_have_fates_of_their_own() -> None:
+    recovery = Recovery()
+    recovery.send(0, packets=10)
+    recovery.send(100 * US, packets=6)
+    in_part = ack_of([2, 3, 5, 12])
+    assert recovery.on_ack(in_part, MS) == (True, [12, 5, 3, 2], 4 * WIRE, 4_000, 0)
+    assert recovery.on_ack(in_part, MS) == (True, [], 0, 0, 0)
+    assert recovery.detect_losses(MS) == lost(1, 4, 6, 7, 8, 9)
+    assert (recovery.in_flight(), recovery.lowest()) == (6, 10)
+    assert recovery.loss_due() == 1_400 * US
+    late = ack_of([1, 4, 12, 16])
+    assert recovery.on_ack(late, 1_100 * US) == (True, [16, 4, 1], WIRE, 1_000, 2)
+    assert recovery.detect_losses(1_499 * US) == []
+    assert recovery.detect_losses(1_500 * US) == lost(10)
+    assert recovery.detect_losses(1_600 * US) == lost(11, 13, 14, 15)
+    assert (recovery.in_flight(), recovery.lowest()) == (0, 17)
+
+
+def test_packets_of_one_train_that_a_time_out_sends_again_are_acknowledged_with_the_others() -> (
+    None
+):
+    recovery = Recovery()
+    recovery.send(0, packets=5)
+    assert recovery.on_timeout(LONG_AGO, INITIAL) == (True, probed(1, 2))
+    assert recovery.on_ack(ack_of([1, 3]), INITIAL + MS) == (True, [3, 1], 2 * WIRE, 1_000, 1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(0, 2**128 - 1)), min_size=40, max_size=60)
+)
+def test_each_packet_of_trains_is_acknowledged_once(course: list[tuple[int, int]]) -> None:
+    recovery = Recovery()
+    flight: set[int] = set()
+    given_up: set[int] = set()
+    for packets, arrived in course:
+        largest = recovery.next() + packets - 1
+        flight.update(range(recovery.next(), largest + 1))
+        recovery.send(0, packets=packets)
+        bits = [number for number in range(largest, 0, -1) if arrived >> (largest - number) & 1]
+        new = [number for number in bits if number in flight | given_up]
+        assert recovery.on_ack(Ack(largest, [arrived % 2**64, arrived >> 64]), MS)[1] == new
+        flight.difference_update(new)
+        given_up.difference_update(new)
+        for number, _ in recovery.detect_losses(MS):
+            flight.remove(number)
+            given_up.add(number)
+        assert recovery.in_flight() == len(flight)
+        assert recovery.lowest() == min(flight, default=recovery.next())
+
+
+@pytest.mark.parametrize("train", [1, 17, 64])
+def test_packets_in_flight_have_a_limit_and_none_is_forgotten_below_it(train: int) -> None:
     recovery = Recovery()
     while not recovery.full():
-        recovery.send(0)
+        recovery.send(0, packets=min(train, recovery.room()))
     assert recovery.in_flight() == 131_071
-    acked = 0
+    acked: list[int] = []
     for largest in range(8_192, recovery.next() + 8_192, 8_192):
         largest = min(largest, recovery.next() - 1)
-        acked += len(recovery.on_ack(Ack(largest, [2**64 - 1] * 128), MS)[1])
-    assert (acked, recovery.in_flight(), recovery.full()) == (131_071, 0, False)
+        acked += reversed(recovery.on_ack(Ack(largest, [2**64 - 1] * 128), MS)[1])
+    assert acked == list(range(1, 131_072))
+    assert (recovery.in_flight(), recovery.full()) == (0, False)
 
 
 def test_an_ack_leads_to_the_packets_alone_that_it_acknowledges_first() -> None:

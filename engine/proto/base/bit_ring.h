@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -17,8 +18,6 @@ class BitRing {
   explicit BitRing(uint64_t numbers) : words_(numbers / 64), mask_(numbers - 1) {}
 
   bool test(uint64_t n) const { return word(n) >> (~n % 64) & 1; }
-  void set(uint64_t n) { word(n) |= uint64_t{1} << (~n % 64); }
-  void clear(uint64_t n) { word(n) &= ~(uint64_t{1} << (~n % 64)); }
   void clear() { std::fill(words_.begin(), words_.end(), 0); }
   // Sets or clears the bits of all numbers from `first` to `last`.
   void set(uint64_t first, uint64_t last) {
@@ -32,7 +31,24 @@ class BitRing {
     const uint64_t above = ~n % 64;
     uint64_t bits = word(n) >> above;
     if (above) bits |= word(n - 64) << (64 - above);
-    return n < 64 ? bits & ((uint64_t{1} << n) - 1) : bits;
+    return bits & ones(n);
+  }
+  // Clears those of them that `bits` names.
+  void clear_down_from(uint64_t n, uint64_t bits) {
+    const uint64_t above = ~n % 64;
+    word(n) &= ~(bits << above);
+    if (above) word(n - 64) &= ~(bits >> (64 - above));
+  }
+  // The lowest number from `n` on whose bit is set, or `end` if that is not above it.
+  uint64_t next(uint64_t n, uint64_t end) const {
+    for (; n < end; n = (n | 63) + 1)
+      if (const uint64_t bits = word(n) & (UINT64_MAX >> (n % 64)))
+        return std::min(end, n / 64 * 64 + std::countl_zero(bits));
+    return end;
+  }
+  // So many low bits, and all from 64 on.
+  static uint64_t ones(uint64_t count) {
+    return count < 64 ? (uint64_t{1} << count) - 1 : UINT64_MAX;
   }
 
  private:

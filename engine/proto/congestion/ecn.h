@@ -43,9 +43,9 @@ class EcnPath {
   bool failed() const { return failed_; }
   void off() { failed_ = true; }
   void sent(uint32_t count = 1) { sent_ += count; }
-  // Counts a packet on its first acknowledgement; `ect`: it was sent as ECT(0).
-  void acked(bool ect) {
-    acked_ += ect;
+  // Counts packets on their first acknowledgement; `ect`: they were sent as ECT(0).
+  void acked(bool ect, uint64_t packets = 1) {
+    acked_ += ect ? packets : 0;
     not_ect_acked_ |= !ect;
     if (ect) doubted_ = false;
   }

@@ -205,12 +205,10 @@ void Endpoint::note_started(Path& path, uint64_t below) {
 
 bool Endpoint::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (!path.on_ack(ack, now)) return false;
-  const std::vector<SentPacket>& packets = port_.acked.packets;
-  for (size_t i = 0; i < packets.size();) {
-    const SentPacket& first = packets[i];
-    const size_t begin = i;
-    while (i < packets.size() && packets[i].op == first.op && packets[i].kind == first.kind) ++i;
-    acked(path, first, std::span(port_.acked.items).subspan(begin, i - begin), now);
+  std::span<const uint32_t> items = port_.acked.items;
+  for (const auto& [first, packets] : port_.acked.runs) {
+    acked(path, first, items.first(packets), now);
+    items = items.subspan(packets);
   }
   if (!path.judge(ack, now)) return true;
   lost(path, now);
@@ -219,7 +217,7 @@ bool Endpoint::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   return true;
 }
 
-// Takes acknowledged packets of one op and kind.
+// Takes acknowledged packets that went together.
 void Endpoint::acked(Path& path, const SentPacket& first, std::span<const uint32_t> items,
                      Nanos now) {
   Op* const op = ops_.find(first.op);

@@ -127,13 +127,9 @@ bool Path::on_ack(const wire::Ack& ack, Nanos now) {
   port.sender.on_left(acked.in_flight);
   port.sender.on_spurious(acked.spurious);
   port.counters.spurious_retransmissions += acked.spurious;
-  recovery.twins.arrived(acked.packets.size());
-  uint16_t longest = 0;
-  for (const SentPacket& packet : acked.packets) {
-    ecn.sent.acked(packet.ect);
-    if (packet.state != SentPacket::State::lost) longest = std::max(longest, packet.bytes);
-  }
-  if (longest) limit.acked(longest);
+  recovery.twins.arrived(acked.items.size());
+  for (const auto& [first, packets] : acked.runs) ecn.sent.acked(first.ect, packets);
+  if (acked.longest) limit.acked(acked.longest);
   return true;
 }
 

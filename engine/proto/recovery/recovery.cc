@@ -1,5 +1,7 @@
 #include "proto/recovery/recovery.h"
 
+#include <bit>
+
 #include "proto/base/overhead.h"
 
 namespace gradwire {
@@ -18,17 +20,16 @@ constexpr uint32_t kSilentBackoff = 8;
 constexpr uint32_t kFewProbes = 2;
 }  // namespace
 
-void Recovery::Acked::clear() {
-  packets.clear();
-  items.clear();
-  bytes = in_flight = 0;
-  spurious = 0;
-}
-
 bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
   const uint64_t largest = wire::expand(ack.largest, sent_.next() - 1);
   if (largest >= sent_.next()) return false;
-  order(largest, ack.delay_us);
+  // ACKs have no numbers of their own. The largest packet number orders them, and among those with
+  // the same one the time since that packet arrived.
+  latest_ = largest > reported_ || (largest == reported_ && ack.delay_us >= reported_delay_us_);
+  if (latest_) {
+    reported_ = largest;
+    reported_delay_us_ = ack.delay_us;
+  }
   const uint64_t refused = wire::expand(ack.refused, largest);
   if (refused > refused_ && refused < sent_.next()) {
     refused_ = refused;
@@ -39,17 +40,16 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
   const uint64_t known = largest + 1 - std::min(sent_.oldest(), largest + 1);
   for (uint64_t w = 0; w < ack.words && w * 64 < known; ++w) {
     const uint64_t from = largest - w * 64;
-    for (uint64_t bits = ack.bitmap[w] & sent_.open(from); bits; bits &= bits - 1) {
-      SentPacket* packet = sent_.find(from - static_cast<uint64_t>(__builtin_ctzll(bits)));
-      if (!packet) continue;
-      if (packet->number == largest && largest > largest_acked_ &&
-          packet->state != SentPacket::State::lost)
-        rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
-      acknowledge(*packet, before, now, acked);
-    }
+    const uint64_t bits =
+        ack.bitmap[w] & sent_.in(SentPackets::kOpen, from) & BitRing::ones(known - w * 64);
+    if (bits) acknowledge(from, bits, before, now, acked);
   }
   sent_.advance();
-  if (largest_acked_ > before) largest_rtt_ = now - largest_acked_sent_;
+  if (largest_acked_ > before) {
+    largest_rtt_ = now - largest_acked_sent_;
+    if (largest_acked_ == largest)
+      rtt.sample(largest_rtt_, Nanos{ack.delay_us} * kMicrosecond, now);
+  }
   if (acked.bytes) {
     timeouts_ = probes_ = 0;
     timer_base_ = now;
@@ -57,44 +57,36 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
   return true;
 }
 
-// ACKs have no numbers of their own. The largest packet number orders them, and among those with
-// the same one the time since that packet arrived.
-void Recovery::order(uint64_t largest, uint32_t delay_us) {
-  latest_ = largest > reported_ || (largest == reported_ && delay_us >= reported_delay_us_);
-  if (!latest_) return;
-  reported_ = largest;
-  reported_delay_us_ = delay_us;
-}
-
-// Takes an acknowledged packet. `before`: the largest number acknowledged by earlier ACKs.
-void Recovery::acknowledge(SentPacket& packet, uint64_t before, Nanos now, Acked& acked) {
-  acked.packets.push_back(packet);
-  acked.items.push_back(packet.item);
-  if (packet.state != SentPacket::State::flight) ++acked.spurious;
-  // A packet sent later overtook it, so packets are lost only after that time (RFC 8985 §6.2).
-  if (packet.number < before) early_.add(largest_rtt_ - (now - packet.time), now);
-  if (packet.state == SentPacket::State::lost) {
-    sent_.become(packet, SentPacket::State::acked);
-    return;
+// Takes the packets of `bits`, which begin at `from`. `before`: the largest number acknowledged by
+// earlier ACKs.
+void Recovery::acknowledge(uint64_t from, uint64_t bits, uint64_t before, Nanos now, Acked& acked) {
+  const auto highest = [from](uint64_t some) { return from - std::countr_zero(some); };
+  const uint64_t flight = sent_.in(SentPackets::kFlight, from);
+  const uint64_t lost = sent_.in(SentPackets::kLost, from);
+  sent_.acknowledge(from, bits);
+  while (bits) {
+    const SentPacket& first = sent_.train(highest(bits));
+    const uint64_t part = bits & BitRing::ones(from + 1 - first.number);
+    bits &= ~part;
+    for (uint64_t left = part; left; left &= left - 1)
+      acked.items.push_back(sent_.item(highest(left)));
+    acked.runs.push_back({first, static_cast<uint64_t>(std::popcount(part))});
+    acked.in_flight += std::popcount(part & flight) * first.bytes;
+    acked.spurious += std::popcount(part & ~flight);
+    // A packet sent later overtook one, so packets are lost only after that time (RFC 8985 §6.2).
+    if (highest(std::bit_floor(part)) < before) early_.add(largest_rtt_ - (now - first.time), now);
+    const uint64_t arrived = part & ~lost;
+    if (!arrived) continue;
+    acked.bytes += std::popcount(arrived) * (first.bytes + kOverhead);
+    acked.longest = std::max(acked.longest, first.bytes);
+    if (highest(arrived) <= largest_acked_) continue;
+    largest_acked_ = highest(arrived);
+    largest_acked_sent_ = first.time;
   }
-  if (packet.number > largest_acked_) {
-    largest_acked_ = packet.number;
-    largest_acked_sent_ = packet.time;
-  }
-  acked.bytes += packet.bytes + kOverhead;
-  if (packet.state == SentPacket::State::flight) acked.in_flight += packet.bytes;
-  sent_.become(packet, SentPacket::State::acked);
 }
 
-SentPacket* Recovery::in_flight(uint64_t number) {
-  SentPacket* packet = sent_.find(number);
-  return packet && packet->state == SentPacket::State::flight ? packet : nullptr;
-}
-
-void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
-  sent_.become(packet, why == Again::lost ? SentPacket::State::lost : SentPacket::State::probed);
-  sent_.advance();
-  lost.push_back({packet, why});
+void Recovery::give_up(uint64_t number, Again why, std::vector<Lost>& lost) {
+  lost.push_back({sent_.give_up(number, why == Again::lost), why});
 }
 
 Nanos Recovery::reordering_window() const {
@@ -108,17 +100,16 @@ Nanos Recovery::reordering_window() const {
 void Recovery::detect_losses(Nanos now, std::vector<Lost>& lost) {
   loss_due_ = kNever;
   const Nanos window = largest_rtt_ + reordering_window();
-  for (uint64_t n = sent_.lowest(); n < largest_acked_; ++n) {
-    SentPacket* packet = in_flight(n);
-    if (!packet) continue;
+  for (uint64_t n = sent_.lowest(); n < largest_acked_; n = sent_.after(n)) {
     const bool ordered = !early_.any() && n + kPacketThreshold <= largest_acked_;
-    if (!ordered && packet->time + window > now) {
-      loss_due_ = packet->time + window;
+    const Nanos due = sent_.train(n).time + window;
+    if (!ordered && due > now) {
+      loss_due_ = due;
       return;
     }
     // An ACK reports only the highest refused number, so packets below it count as refused, not as
     // lost.
-    give_up(*packet, n <= refused_ ? Again::refused : Again::lost, lost);
+    give_up(n, n <= refused_ ? Again::refused : Again::lost, lost);
   }
 }
 
@@ -150,12 +141,10 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   const bool worth_trying = !full && (rtt.profile().probes_window || (talks && !throttled));
   probes_ = worth_trying ? kFirstWindow : kFewProbes;
   uint32_t again = 0;
-  for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; ++n) {
-    SentPacket* packet = in_flight(n);
-    if (!packet) continue;
+  for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; n = sent_.after(n)) {
     // A chunk that goes in passes is not sent again now; the next one of its pass takes its place.
-    if (packet->recovers || more) ++again;
-    give_up(*packet, Again::probe, lost);
+    if (sent_.train(n).recovers || more) ++again;
+    give_up(n, Again::probe, lost);
   }
   return true;
 }
@@ -179,26 +168,24 @@ Nanos Recovery::repeat(const Repeats& after, Copies& copies, Nanos now, std::vec
 Nanos Recovery::repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost) {
   Nanos next = kNever;
   std::erase_if(control_, [&](uint64_t number) {
-    SentPacket* packet = in_flight(number);
-    if (!packet) return true;
-    const Nanos due = packet->time + after;
+    if (!sent_.flies(number)) return true;
+    const Nanos due = sent_.train(number).time + after;
     if (due > now) {
       next = std::min(next, due);
       return false;
     }
-    give_up(*packet, Again::repeat, lost);
+    give_up(number, Again::repeat, lost);
     return true;
   });
   return next;
 }
 
 Nanos Recovery::repeat_data(Nanos after, Copies& copies, Nanos now, std::vector<Lost>& lost) {
-  for (uint64_t n = sent_.lowest(); n < sent_.next(); ++n) {
-    SentPacket* packet = in_flight(n);
-    if (!packet || !packet->recovers) continue;
-    const Nanos due = std::max(packet->time + after, copies.next(now));
+  for (uint64_t n = sent_.lowest(); n < sent_.next(); n = sent_.after(n)) {
+    if (!sent_.train(n).recovers) continue;
+    const Nanos due = std::max(sent_.train(n).time + after, copies.next(now));
     if (due > now) return due;
-    give_up(*packet, Again::repeat, lost);
+    give_up(n, Again::repeat, lost);
     copies.take();
     ++probes_;
   }
@@ -206,10 +193,8 @@ Nanos Recovery::repeat_data(Nanos after, Copies& copies, Nanos now, std::vector<
 }
 
 void Recovery::give_up_longer(uint32_t bytes, std::vector<Lost>& lost) {
-  for (uint64_t n = sent_.lowest(); n < sent_.next(); ++n) {
-    SentPacket* packet = in_flight(n);
-    if (packet && packet->bytes > bytes) give_up(*packet, Again::probe, lost);
-  }
+  for (uint64_t n = sent_.lowest(); n < sent_.next(); n = sent_.after(n))
+    if (sent_.train(n).bytes > bytes) give_up(n, Again::probe, lost);
 }
 
 }  // namespace gradwire

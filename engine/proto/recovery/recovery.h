@@ -24,14 +24,24 @@ namespace gradwire {
 
 class Recovery {
  public:
-  // Acked is what one ACK acknowledges for the first time. A packet's state is the one before.
+  // Acked is what one ACK acknowledges for the first time, in descending order.
   struct Acked {
-    std::vector<SentPacket> packets;
-    std::vector<uint32_t> items;  // theirs
+    // Packets that went together; `first` is the first that went.
+    struct Run {
+      SentPacket first;
+      uint64_t packets;
+    };
+    std::vector<Run> runs;
+    std::vector<uint32_t> items;  // theirs, one for each packet
+    uint16_t longest = 0;         // of the packets that were not declared lost
     uint64_t bytes = 0;           // on the wire, of the packets that were not declared lost
     uint64_t in_flight = 0;       // bytes that leave flight
     uint32_t spurious = 0;        // packets that were sent again although they arrived
-    void clear();
+    void clear() {
+      runs.clear();
+      items.clear();
+      bytes = in_flight = spurious = longest = 0;
+    }
   };
   struct Lost {
     SentPacket packet;
@@ -108,11 +118,9 @@ class Recovery {
  private:
   Nanos repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost);
   Nanos repeat_data(Nanos after, Copies& copies, Nanos now, std::vector<Lost>& lost);
-  void give_up(SentPacket& packet, Again why, std::vector<Lost>& lost);
-  SentPacket* in_flight(uint64_t number);
-  void acknowledge(SentPacket& packet, uint64_t before, Nanos now, Acked& acked);
+  void give_up(uint64_t number, Again why, std::vector<Lost>& lost);
+  void acknowledge(uint64_t from, uint64_t bits, uint64_t before, Nanos now, Acked& acked);
   Nanos reordering_window() const;
-  void order(uint64_t largest, uint32_t delay_us);
 
   SentPackets sent_;
   std::vector<uint64_t> control_;  // numbers of control frames, in order; some are acknowledged

@@ -1,9 +1,10 @@
-// SentPackets is a ring of the packets sent on one path, indexed by packet number, with O(1)
-// operations. It keeps packets until they are acknowledged or overwritten, and grows with what is
-// in flight.
+// SentPackets are the packets sent on one path, in rings indexed by packet number. Those that went
+// together share one record. Packets are kept until they are overwritten, and the rings grow with
+// what is in flight.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -16,15 +17,12 @@
 namespace gradwire {
 
 struct SentPacket {
-  // probed: sent again by a probe time-out or under heavy loss; its own fate is unknown.
-  enum class State : uint8_t { none, flight, acked, lost, probed };
   uint64_t number = 0;
   uint64_t op = 0;
   Nanos time = 0;
   uint32_t item = 0;  // chunk id, or handle of a control frame
   uint16_t bytes = 0;
   wire::Kind kind = wire::Kind::push;
-  State state = State::none;
   bool ect = false;      // sent as ECT(0)
   bool recovers = true;  // its own loss makes it go again; in passes it does not
   bool twin = false;     // another packet with the same chunk went right after it
@@ -37,75 +35,94 @@ class SentPackets {
  public:
   // Packets in flight at most; enough for 40 ms at 40 Gbit/s.
   static constexpr uint64_t kMost = 131'072;
-
-  SentPackets() : ring_(kFirst) {}
+  // What a packet may be: open until it is acknowledged, in flight, or declared lost. One that is
+  // open and neither was sent again, and its own fate is unknown.
+  enum Is : size_t { kOpen, kFlight, kLost, kStates };
 
   uint64_t next() const { return next_; }
-  uint64_t lowest() const { return lowest_; }  // no packet below it is in flight
+  // The lowest packet in flight, and the one after another; next() without one.
+  uint64_t lowest() const { return lowest_; }
+  uint64_t after(uint64_t number) const { return bits_[kFlight].next(number + 1, next_); }
   uint64_t in_flight() const { return in_flight_; }
+  // True while a packet that was sent is in flight.
+  bool flies(uint64_t number) const { return number >= lowest_ && bits_[kFlight].test(number); }
   // The packets that can be added.
   uint64_t room() const { return kMost - 1 - std::min(next_ - lowest_, kMost - 1); }
 
-  // Adds packets that differ in number and item only.
-  void push(SentPacket packet, std::span<const uint32_t> items) {
-    packet.state = SentPacket::State::flight;
-    for (const uint32_t item : items) {
-      // The slot of a packet that was sent again is kept, because its ACK may still arrive.
-      if (next_ - lowest_ >= mask_ ||
-          (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
-        grow();
-      SentPacket& slot = at(next_);
-      slot = packet;
-      slot.number = next_++;
-      slot.item = item;
-    }
-    open_.set(next_ - items.size(), next_ - 1);
+  // Adds packets that go together, and differ in number and item only: as many as a word has bits
+  // at most. `first`: the first of them.
+  void push(const SentPacket& first, std::span<const uint32_t> items) {
+    const uint64_t last = next_ + items.size() - 1;
+    // A packet that was sent again is kept, because its ACK may still arrive.
+    while (last - lowest_ >= mask_ ||
+           (slots_.size() < kMost / 2 &&
+            in(kOpen, last) & ~in(kLost, last) & BitRing::ones(items.size())))
+      grow();
+    trains_[++train_ & mask_] = first;
+    bits_[kOpen].set(next_, last);
+    bits_[kFlight].set(next_, last);
+    bits_[kLost].clear(next_, last);
     in_flight_ += items.size();
+    for (const uint32_t item : items) slots_[next_++ & mask_] = {train_, item};
   }
 
   // The lowest number that has not been overwritten.
-  uint64_t oldest() const { return next_ > ring_.size() ? next_ - ring_.size() : 1; }
+  uint64_t oldest() const { return next_ > slots_.size() ? next_ - slots_.size() : 1; }
+  // The first of the packets that went with one that has not been overwritten.
+  const SentPacket& train(uint64_t number) const { return trains_[slot(number).train & mask_]; }
+  uint32_t item(uint64_t number) const { return slot(number).item; }
 
-  // Returns null when that number was never sent or has been overwritten.
-  SentPacket* find(uint64_t number) {
-    SentPacket& p = at(number);
-    return p.number == number && p.state != SentPacket::State::none ? &p : nullptr;
+  // Those of 64 packets that are so: bit i stands for number - i. Numbers below oldest() may
+  // appear. An ACK names the same packets again and again; those that are open are its new ones.
+  uint64_t in(Is state, uint64_t number) const { return bits_[state].down_from(number); }
+
+  // Open packets among 64 are acknowledged; advance() is due after the last of them.
+  void acknowledge(uint64_t number, uint64_t bits) {
+    in_flight_ -= std::popcount(bits & in(kFlight, number));
+    bits_[kOpen].clear_down_from(number, bits);
+    bits_[kFlight].clear_down_from(number, bits);
   }
-
-  // The packets among 64 that are not acknowledged: bit i stands for number - i. An ACK names the
-  // same packets again and again, and this leaves the new ones of its bitmap. Numbers below
-  // oldest() may appear.
-  uint64_t open(uint64_t number) const { return open_.down_from(number); }
-
-  void become(SentPacket& p, SentPacket::State state) {
-    if (p.state == SentPacket::State::flight) --in_flight_;
-    if (state == SentPacket::State::acked) open_.clear(p.number);
-    p.state = state;
-  }
-  // Finds the lowest packet in flight; it is due after packets have become something else.
-  void advance() {
-    while (lowest_ < next_ && at(lowest_).state != SentPacket::State::flight) ++lowest_;
+  void advance() { lowest_ = bits_[kFlight].next(lowest_, next_); }
+  // A packet leaves flight without an acknowledgement.
+  SentPacket give_up(uint64_t number, bool lost) {
+    --in_flight_;
+    bits_[kFlight].clear(number, number);
+    if (lost) bits_[kLost].set(number, number);
+    advance();
+    SentPacket packet = train(number);
+    packet.number = number;
+    packet.item = item(number);
+    return packet;
   }
 
  private:
   // Packets at first; a power of two, like kMost, for indexing by a mask.
   static constexpr uint64_t kFirst = 1'024;
+  struct Slot {
+    uint32_t train = 0;
+    uint32_t item = 0;
+  };
 
-  SentPacket& at(uint64_t number) { return ring_[number & mask_]; }
+  const Slot& slot(uint64_t number) const { return slots_[number & mask_]; }
   void grow() {
-    std::vector<SentPacket> larger(2 * ring_.size());
-    open_ = BitRing(larger.size());
-    for (const SentPacket& p : ring_) {
-      larger[p.number & (larger.size() - 1)] = p;
-      if (p.state != SentPacket::State::acked) open_.set(p.number);
+    const SentPackets old = *this;
+    mask_ = 2 * mask_ + 1;
+    trains_.assign(mask_ + 1, {});
+    slots_.assign(mask_ + 1, {});
+    bits_.assign(kStates, BitRing(mask_ + 1));
+    for (uint64_t n = old.oldest(); n < next_; ++n) {
+      slots_[n & mask_] = old.slot(n);
+      trains_[slot(n).train & mask_] = old.train(n);
+      for (size_t is = 0; is < kStates; ++is)
+        if (old.bits_[is].test(n)) bits_[is].set(n, n);
     }
-    ring_ = std::move(larger);
-    mask_ = ring_.size() - 1;
   }
 
-  std::vector<SentPacket> ring_;
-  BitRing open_{kFirst};        // packets that are not acknowledged
-  uint64_t mask_ = kFirst - 1;  // its size less one
+  std::vector<SentPacket> trains_ = std::vector<SentPacket>(kFirst);
+  std::vector<Slot> slots_ = std::vector<Slot>(kFirst);
+  std::vector<BitRing> bits_ = std::vector<BitRing>(kStates, BitRing(kFirst));
+  uint64_t mask_ = kFirst - 1;  // the rings' size less one
+  uint32_t train_ = 0;          // of the last packet
   uint64_t next_ = 1;
   uint64_t lowest_ = 1;
   uint64_t in_flight_ = 0;

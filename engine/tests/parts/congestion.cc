@@ -93,7 +93,7 @@ void bind_congestion(nb::module_& module) {
       .def("failed", &EcnPath::failed)
       .def("off", &EcnPath::off)
       .def("sent", &EcnPath::sent, "count"_a = 1)
-      .def("acked", &EcnPath::acked, "ect"_a)
+      .def("acked", &EcnPath::acked, "ect"_a, "packets"_a = 1)
       .def("timed_out", &EcnPath::timed_out, "in_a_row"_a)
       .def("given_up", &EcnPath::given_up)
       .def("told", &EcnPath::told, "ect0"_a, "ce"_a);

@@ -153,10 +153,10 @@ void bind_ends(nb::module_& module) {
             if (!wire::read_ack(span_of(datagram), ack) || !self.path.on_ack(ack, now))
               return std::nullopt;
             std::vector<uint64_t> numbers;
-            for (const SentPacket& packet : self.port.acked.packets) {
-              numbers.push_back(packet.number);
-              self.path.control.release(packet.item);
-            }
+            // Control frames go alone.
+            for (const Recovery::Acked::Run& run : self.port.acked.runs)
+              numbers.push_back(run.first.number);
+            for (const uint32_t handle : self.port.acked.items) self.path.control.release(handle);
             if (self.path.judge(ack, now)) self.path.teach(ack, [] { return 0.0; }, now);
             return numbers;
           },

@@ -1,4 +1,5 @@
 #include <array>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -12,14 +13,17 @@
 namespace gradwire::parts {
 namespace {
 
-// A packet with its fields; its number is the next one.
-void send(Recovery& self, Nanos now, wire::Kind kind, uint16_t bytes, bool recovers) {
+// Packets with these fields, which go together; their numbers are the next ones, and their items
+// are the same.
+void send(Recovery& self, Nanos now, wire::Kind kind, uint16_t bytes, bool recovers,
+          size_t packets) {
   SentPacket packet;
   packet.kind = kind;
   packet.bytes = bytes;
   packet.recovers = recovers;
-  const uint32_t item = 0;
-  self.send(packet, {&item, 1}, now);
+  std::vector<uint32_t> items(packets);
+  std::iota(items.begin(), items.end(), static_cast<uint32_t>(self.next()));
+  self.send(packet, items, now);
 }
 
 auto numbers(const std::vector<Recovery::Lost>& lost) {
@@ -129,14 +133,21 @@ void bind_recovery(nb::module_& module) {
       .def(
           "settle",
           [](SentPackets& self, uint64_t number, bool acked) {
-            self.become(*self.find(number),
-                        acked ? SentPacket::State::acked : SentPacket::State::probed);
+            if (acked)
+              self.acknowledge(number, 1);
+            else
+              self.give_up(number, false);
             self.advance();
           },
           "number"_a, "acked"_a)
       .def("lowest", &SentPackets::lowest)
       .def("oldest", &SentPackets::oldest)
-      .def("open", &SentPackets::open, "number"_a);
+      .def(
+          "open",
+          [](const SentPackets& self, uint64_t number) {
+            return self.in(SentPackets::kOpen, number);
+          },
+          "number"_a);
 
   nb::class_<Recovery>(module, "Recovery")
       .def(nb::init<>())
@@ -145,16 +156,15 @@ void bind_recovery(nb::module_& module) {
       .def("lowest", &Recovery::lowest)
       .def("in_flight", nb::overload_cast<>(&Recovery::in_flight, nb::const_))
       .def("full", &Recovery::full)
+      .def("room", &Recovery::room)
       .def("send", &send, "now"_a, "kind"_a = wire::Kind::push, "bytes"_a = 1'000,
-           "recovers"_a = true)
+           "recovers"_a = true, "packets"_a = 1)
       .def(
           "on_ack",
           [](Recovery& self, const wire::Ack& ack, Nanos now) {
             Recovery::Acked acked;
             const bool valid = self.on_ack(ack, now, acked);
-            std::vector<uint64_t> packets;
-            for (const SentPacket& packet : acked.packets) packets.push_back(packet.number);
-            return std::tuple(valid, packets, acked.bytes, acked.in_flight, acked.spurious);
+            return std::tuple(valid, acked.items, acked.bytes, acked.in_flight, acked.spurious);
           },
           "ack"_a, "now"_a)
       .def("latest", &Recovery::latest)
