@@ -148,6 +148,9 @@ void Fabric::send_garbage(uint32_t unit, Link& link, Nanos at) {
       [[fallthrough]];
     case 3:  // of another session
       bytes[4 + link.random.below(4)] ^= static_cast<uint8_t>(1 + link.random.below(255));
+      if (const auto head = wire::read_common(bytes);
+          head && head->session == options_.endpoint.session)
+        bytes[7] ^= 0x80;  // it came from an earlier one
       break;
     case 4:  // with another source
       bytes[2 + link.random.below(2)] ^= static_cast<uint8_t>(1 + link.random.below(255));

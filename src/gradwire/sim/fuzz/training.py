@@ -106,7 +106,7 @@ def _step(life: Life, course: Course, job: Job, step: int, sums: Sums) -> Errors
     errors: Errors = []
     alive = list(range(life.workers))
     while any(job.engines[rank].pending for rank in alive):
-        done = course.run(limit)
+        done = _ends(course, job, limit)
         out = course.out()
         alive = [rank for rank in range(life.workers) if rank not in out]
         for rank in alive:
@@ -127,6 +127,24 @@ def _step(life: Life, course: Course, job: Job, step: int, sums: Sums) -> Errors
     sums.apply(results[0].numpy())
     job.fabric.forget()
     return errors
+
+
+def _ends(course: Course, job: Job, limit: float) -> bool:
+    """Runs until no op of a rank is open that is not out; returns whether that came in time.
+
+    A rank that hangs has its ops for good, and others may go on when theirs are done.
+    """
+    while not course.run(min(limit, job.fabric.now + course.life.peer_timeout)):
+        if job.fabric.now >= limit:
+            return False
+        out = course.out()
+        if all(
+            rank in out or job.fabric.completion(rank, op, lane=request.lane) is not None
+            for rank, engine in enumerate(job.engines)
+            for op, request, _ in engine.pending
+        ):
+            return True
+    return True
 
 
 def _collect(job: Job, rank: int) -> Errors:
