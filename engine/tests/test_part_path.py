@@ -76,6 +76,20 @@ def test_the_time_of_the_next_ping_is_the_first_at_which_one_is_due(
     assert not life.ping_due(times, failed, due - 1)
 
 
+def test_pings_that_nobody_answers_go_ever_more_rarely_up_to_the_usual_interval() -> None:
+    life = Liveness()
+    life.note(0)
+    times = Times(SECOND, 10 * SECOND)
+    intervals = []
+    for _ in range(20):
+        due = life.next_ping(times, False)
+        intervals.append(due - life.last_ping)
+        life.last_ping = due
+    assert intervals[0] == 50 * MS
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == SECOND
+
+
 # ---------------------------------------------------------------------------- farewells
 
 

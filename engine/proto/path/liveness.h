@@ -25,15 +25,17 @@ class Liveness {
   uint16_t pinged_lane = 0;  // lane of the last PING or PONG
   Nanos last_ping = 0;
   Nanos first_ping = 0;
+  Nanos called = 0;  // the first ping, or the first packet if that came later
 
   void note(Nanos now) {
+    if (!heard) called = now;
     last_heard = now;
     heard = true;
   }
-  // The interval of pings. It is short until the first answer, and after a long silence, which
-  // heavy loss may cause too. `failed`: this endpoint has failed, and looks for no peer.
+  // The interval of pings. It is short at first, and after a long silence, which heavy loss may
+  // cause too. `failed`: this endpoint has failed, and looks for no peer.
   Nanos interval(const Times& times, bool failed, Nanos now) const {
-    if (!connected) return kConnectPing;
+    if (!connected) return calling(times);
     const bool silent = !failed && now - last_heard > long_silence(times);
     return silent ? times.interval / kUrgentPings : times.interval;
   }
@@ -42,7 +44,7 @@ class Liveness {
   }
   // The time of the next ping, if nothing is heard until then.
   Nanos next_ping(const Times& times, bool failed) const {
-    if (!connected) return last_ping + kConnectPing;
+    if (!connected) return last_ping + calling(times);
     const Nanos usual = last_ping + times.interval;
     if (failed) return usual;
     const Nanos silent = last_heard + long_silence(times) + 1;
@@ -50,11 +52,17 @@ class Liveness {
   }
 
  private:
+  // The interval until the first answer. Pings have the longest datagram's length then, and those
+  // of many peers may fill a slow port, so they go the less often the longer none is answered.
+  Nanos calling(const Times& times) const {
+    return std::clamp((last_ping - called) / 2, kConnectPing,
+                      std::max(kConnectPing, times.interval));
+  }
   static Nanos long_silence(const Times& times) {
     return std::min(kSilentPings * times.interval, times.timeout / 2);
   }
 
-  // The interval of pings until the first answer.
+  // The first interval of pings.
   static constexpr Nanos kConnectPing = 50 * kMillisecond;
   // Ping intervals without a packet after which a peer is pinged more often.
   static constexpr int kSilentPings = 5;

@@ -106,7 +106,7 @@ bool Path::write_ping(const std::vector<Lane>& lanes, Nanos now, Train& train) {
     // carry it shows before the first step.
     const size_t plain = wire::kPingBytes + (limit.reduced() ? wire::kLimitBytes : 0);
     const size_t bytes = pong ? wire::kPingBytes : life.connected ? plain : limit.bytes();
-    if (life.first_ping == 0) life.first_ping = now;
+    if (life.first_ping == 0) life.first_ping = life.called = now;
     put_ping(lanes, pong, bytes, now, train);
     return true;
   }
