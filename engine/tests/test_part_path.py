@@ -235,6 +235,16 @@ def test_one_ack_of_the_longest_ends_the_suspicion() -> None:
     assert limit.next_timer(ROUND) == NEVER
 
 
+def test_what_goes_again_and_again_is_suspected_where_longer_ones_went_only_twice() -> None:
+    limit = PathLimit(1_472)
+    send(limit, 2, 1_472)
+    send(limit, 7, 281, 400 * MS)  # the longer ones may still come to be more
+    send(limit, 8, 281, 600 * MS)
+    assert limit.next_timer(ROUND) == 1_100 * MS
+    assert limit.suspect(1_100 * MS, ROUND)
+    assert limit.ping(1_100 * MS, 1) == 281
+
+
 def try_path(
     agreed: int, carries: int, loss: float, rng: random.Random, claim: int = 0
 ) -> tuple[int, float]:

@@ -62,7 +62,9 @@ void PathLimit::claimed(uint32_t bytes, Nanos now) {
 
 void PathLimit::sent(uint32_t bytes, Nanos now, uint32_t count) {
   bytes = std::min(bytes, bytes_);  // what is longer goes in fragments
-  if (waiting_ == 0 || bytes > longest_) {
+  // A longer one that went only now and then says little; what goes again and again is shorter.
+  const bool rare = !on_trial_ && waiting_ < kFewest && now - since_ > kPatience;
+  if (waiting_ == 0 || bytes > longest_ || (rare && bytes < longest_)) {
     longest_ = bytes;
     waiting_ = count;
     since_ = now;

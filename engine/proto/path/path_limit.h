@@ -82,7 +82,7 @@ class PathLimit {
   uint32_t agreed_;
   uint32_t tag_;
   uint32_t bytes_;
-  uint32_t longest_ = 0;  // longest datagram sent since one of that length was acknowledged
+  uint32_t longest_ = 0;  // longest datagram sent lately, and since one as long was acknowledged
   uint32_t waiting_ = 0;  // unacknowledged datagrams of that length
   Nanos since_ = 0;       // when the first of them was sent
 
