@@ -414,6 +414,23 @@ def test_who_leaves_ends_the_job_of_nobody_who_stays() -> None:
     assert fabric.failure(2) == ""
 
 
+def test_a_failure_is_told_until_it_is_heard() -> None:
+    """Rank 0 has failed, and its ERRORs are lost; rank 1 hears it again, and cannot be heard."""
+    fabric = Fabric(2, peer_timeout=1.0, ping_interval=0.2)
+    fabric.all_reduce(0, plan(20_000), gradients(2, 20_000))
+    fabric.run(0.5)
+    fabric.cut(1, 0)
+    cut = fabric.now
+    fabric.run(cut + 0.7, until_done=False)
+    fabric.cut(0, 1)
+    fabric.run(cut + 1.4, until_done=False)
+    assert fabric.failure(0)
+    assert not fabric.failure(1)
+    fabric.cut(0, 1, False)
+    fabric.run(cut + 1.7, until_done=False)
+    assert "rank 0 reports" in fabric.failure(1)
+
+
 def test_results_that_went_away_with_a_peer_are_missed_within_the_time() -> None:
     """The goodbyes get through, the results that went before them did not."""
     fabric = Fabric(4, peer_timeout=5.0)

@@ -221,6 +221,12 @@ Nanos Path::next_check(Nanos now) const {
 void Path::check_pings(Nanos now) {
   if (!life.ping_due(port.ping_times(), port.failed, now)) return;
   life.last_ping = now;
+  // The sign of life of an endpoint that has failed is its failure: a ping would keep a peer waiting
+  // to which all ERRORs so far were lost.
+  if (port.failed) {
+    farewell.errors_left = std::max(farewell.errors_left, uint32_t{!farewell.gone});
+    return;
+  }
   // A path on trial has pings of its own until it is connected.
   life.ping_now = !farewell.gone && (life.connected || !limit.on_trial());
 }
