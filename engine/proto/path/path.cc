@@ -15,7 +15,8 @@ constexpr size_t kMostEarly = Stash::kMost / 2;
 constexpr uint64_t kFewProbes = 2;
 // A path without an answer for this long may not carry datagrams of the agreed length.
 constexpr Nanos kTrialAfter = 1 * kSecond;
-// Packets of a train under heavy loss: a short queue, or a policer, may lose whole trains for good.
+// Packets of a train under heavy loss, or while nothing is acknowledged: a short queue, a small
+// buffer or a policer may lose whole trains for good.
 constexpr uint64_t kLossyTrain = 2;
 // The interval of pings in such a trial, at the start, when many peers may be late.
 constexpr Nanos kTrialInterval = 50 * kMillisecond;
@@ -306,7 +307,8 @@ uint32_t Path::most_packets(bool probe, uint64_t window) const {
   const uint64_t most =
       probe ? std::min<uint64_t>(recovery.probes(), std::max<uint64_t>(kFewProbes, window))
             : std::min({credit(), window, uint64_t{port.sender.quantum()}});
-  return static_cast<uint32_t>(standing.lossy ? std::min(most, kLossyTrain) : most);
+  const bool lost = standing.lossy || recovery.unanswered();
+  return static_cast<uint32_t>(lost ? std::min(most, kLossyTrain) : most);
 }
 
 bool Path::holds(Nanos now, Nanos& until) {

@@ -98,6 +98,9 @@ class Recovery {
   // place of old ones that need no recovery. `throttled`: the circuit breaker has tripped.
   bool on_timeout(Nanos heard, bool more, bool throttled, Nanos now, std::vector<Lost>& lost);
   uint32_t timeouts() const { return timeouts_; }
+  // Nothing that was sent is acknowledged, and none of it was refused: what went again was lost,
+  // too.
+  bool unanswered() const { return timeouts_ > 1 && refused_ < lowest(); }
   // The packets that may go without credit and window, after a time-out.
   uint32_t probes() const { return probes_; }
   void end_probes() { probes_ = 0; }
