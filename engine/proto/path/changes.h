@@ -31,7 +31,7 @@ class Changes {
   }
   // Counts what waits of an op for a peer.
   void count(const Path& path, const Op& op) {
-    const Op::Backlog now = op.backlog(path.peer);
+    const Op::Backlog now = path.refuses(op.id) ? Op::Backlog{} : op.backlog(path.peer);
     const bool early = path.is_early(op.id);
     scheduler_.set_waiting(path.peer, op.id,
                            {now.sure + (early ? 0 : now.fresh), early ? now.fresh : 0});

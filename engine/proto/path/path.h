@@ -245,6 +245,8 @@ struct Path {
   // True when the peer may not have started this op: no packet of it, or of a later op of its lane,
   // has arrived. A server has an op from the first OPEN on.
   bool is_early(uint64_t op) const { return port.config.servers == 0 && !started.contains(op); }
+  // The peer has refused packets of this op, and has not started it since.
+  bool refuses(uint64_t op) const { return is_early(op) && started.early.refused(op); }
   uint64_t early_room() const {
     return port.config.servers ? UINT64_MAX : started.early.room(most_early());
   }

@@ -115,6 +115,14 @@ class Recovery {
   Nanos repeat(const Repeats& after, Copies& copies, Nanos now, std::vector<Lost>& lost);
   // Forgets which packets in flight are control frames.
   void forget_control() { control_.clear(); }
+  // Gives up data in flight that the peer has refused, of ops that it is not known to have started.
+  template <class Early>
+  void give_up_refused(const Early& early, std::vector<Lost>& lost) {
+    for (uint64_t n = sent_.lowest(); n <= refused_; ++n) {
+      SentPacket* packet = in_flight(n);
+      if (packet && packet->data() && early(packet->op)) give_up(*packet, Again::refused, lost);
+    }
+  }
   // Gives up the packets in flight that are longer than this.
   void give_up_longer(uint32_t bytes, std::vector<Lost>& lost);
 
