@@ -376,6 +376,27 @@ def test_the_next_pass_is_what_was_missing_in_the_order_of_the_first() -> None:
     assert sender.settled()
 
 
+def test_after_a_pass_of_which_nothing_arrived_the_next_waits_for_the_fate_of_its_chunks() -> None:
+    """Else its short PROBE, and the answer, take what a policer lets pass."""
+    sender = passes_of()
+    take_all(sender)
+    assert sender.take_probe()
+    sender.lost(0, Again.lost)
+    for chunk in range(1, 4):
+        sender.acked(chunk)  # too late for the answer
+    assert sender.bitmap_part(1, 0, bitmap(0, 1, 2, 3), 100)
+    take_all(sender)
+    assert not sender.take_probe()
+    for chunk in range(3):
+        sender.lost(chunk, Again.probe)
+    assert not sender.take_probe()
+    sender.acked(3)
+    assert sender.take_probe()
+    assert sender.bitmap_part(2, 0, bitmap(0, 1), 100)  # some have arrived
+    take_all(sender)
+    assert sender.take_probe()
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_stop_ends_the_passes_in_mid_pass_too(number: int) -> None:
     sender = passes_of()

@@ -54,8 +54,8 @@ class ChunkSender {
   // Nothing more is sent.
   virtual void finish() {}
 
-  // This sender where chunks go in passes, else null. In passes ACKs and losses of packets do not
-  // matter.
+  // This sender where chunks go in passes, else null. In passes ACKs and losses of packets settle
+  // nothing.
   virtual PassSender* passes() { return nullptr; }
 
  protected:

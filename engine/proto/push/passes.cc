@@ -39,13 +39,14 @@ ChunkSender::Slice PassSender::next(size_t, bool fresh) {
   skip_settled();
   if (cursor_ == list_.size()) return {};
   const std::span<const uint32_t> chunk(&list_[cursor_++], 1);
+  ++flying_;
   return {chunk, pass_ > 1, in_last(kTailShare)};
 }
 
 bool PassSender::take_probe() {
   if (probed_ || !sealed_ || settled()) return false;
   skip_settled();
-  if (cursor_ < list_.size()) return false;
+  if (cursor_ < list_.size() || (futile_ && flying_ > 0)) return false;
   probed_ = true;
   return true;
 }
@@ -84,6 +85,7 @@ bool PassSender::begin_pass(const Bitmap& missing) {
       state(chunk) = State::settled;
     }
   }
+  futile_ = next.size() == open_;
   list_ = std::move(next);
   cursor_ = 0;
   open_ = static_cast<uint32_t>(list_.size());

@@ -4,10 +4,12 @@
 // There is one pair for each shard, worker and direction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "proto/base/again.h"
 #include "proto/base/bitmap.h"
 #include "proto/base/message.h"
 #include "proto/plan/grid.h"
@@ -35,12 +37,16 @@ class PassSender : public ChunkSender {
   bool in_last(double share) const override { return last_of(cursor_, list_.size(), share); }
   void forget(uint32_t chunk) override;
   void finish() override { stopped_ = true; }
+  void acked(std::span<const uint32_t> chunks) override { land(chunks.size()); }
+  void lost(uint32_t /*chunk*/, Again /*why*/) override { land(1); }
   PassSender* passes() override { return this; }
 
   uint32_t pass() const { return pass_; }
   // No results follow.
   void seal();
-  // True once for each pass: all of it has gone and its PROBE is due.
+  // True once for each pass: all of it has gone and its PROBE is due. After a pass of which nothing
+  // has arrived, that is when no chunk is in flight any more: PROBEs and their answers, which are
+  // shorter, would take what a policer lets pass.
   bool take_probe();
 
   // Takes one part of the BITMAP for pass `pass`. False when no correct receiver would send it; a
@@ -59,6 +65,7 @@ class PassSender : public ChunkSender {
   State& state(uint32_t chunk) { return state_[chunk - begin_]; }
   void skip_settled();
   bool begin_pass(const Bitmap& missing);
+  void land(size_t chunks) { flying_ -= std::min(flying_, chunks); }
 
   uint32_t begin_;
   std::vector<State> state_;
@@ -71,6 +78,8 @@ class PassSender : public ChunkSender {
   bool sealed_ = false;
   bool probed_ = false;  // the PROBE of this pass has been sent
   bool stopped_ = false;
+  bool futile_ = false;  // nothing of the pass before has arrived
+  size_t flying_ = 0;    // packets
   MessageReceiver bitmap_;
 };
 
