@@ -16,8 +16,8 @@ constexpr uint64_t kFewProbes = 2;
 // A path without an answer for this long may not carry datagrams of the agreed length.
 constexpr Nanos kTrialAfter = 1 * kSecond;
 // Packets of a train under heavy loss, or while nothing is acknowledged: a short queue, a small
-// buffer or a policer may lose whole trains for good.
-constexpr uint64_t kLossyTrain = 2;
+// buffer or a policer may lose longer trains for good.
+constexpr uint64_t kLossyTrain = 1;
 // The interval of pings in such a trial, at the start, when many peers may be late.
 constexpr Nanos kTrialInterval = 50 * kMillisecond;
 }  // namespace
@@ -226,8 +226,8 @@ Nanos Path::next_check(Nanos now) const {
 void Path::check_pings(Nanos now) {
   if (!life.ping_due(port.ping_times(), port.failed, now)) return;
   life.last_ping = now;
-  // The sign of life of an endpoint that has failed is its failure: a ping would keep a peer waiting
-  // to which all ERRORs so far were lost.
+  // The sign of life of an endpoint that has failed is its failure: a ping would keep a peer
+  // waiting to which all ERRORs so far were lost.
   if (port.failed) {
     farewell.errors_left = std::max(farewell.errors_left, uint32_t{!farewell.gone});
     return;
