@@ -118,9 +118,9 @@ class Recovery {
   // Gives up data in flight that the peer has refused, of ops that it is not known to have started.
   template <class Early>
   void give_up_refused(const Early& early, std::vector<Lost>& lost) {
-    for (uint64_t n = sent_.lowest(); n <= refused_; ++n) {
-      SentPacket* packet = in_flight(n);
-      if (packet && packet->data() && early(packet->op)) give_up(*packet, Again::refused, lost);
+    for (uint64_t n = sent_.lowest(); n <= refused_; n = sent_.after(n)) {
+      const SentPacket& packet = sent_.train(n);
+      if (packet.data() && early(packet.op)) give_up(n, Again::refused, lost);
     }
   }
   // Gives up the packets in flight that are longer than this.
