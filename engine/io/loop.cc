@@ -43,6 +43,8 @@ constexpr std::chrono::milliseconds kErrorInterval{10};
 constexpr size_t kLeastCost = 512;
 // The time from a datagram's kernel timestamp until the socket has it.
 constexpr Nanos kStampSlack = kMillisecond;
+// A text that is short enough to need no memory itself.
+constexpr const char* kNoMemory = "out of memory";
 
 std::chrono::nanoseconds bounded(Nanos timeout) {
   // A day at most: the library adds it to the present time, which must not overflow.
@@ -87,9 +89,11 @@ struct Loop::Impl {
   void refused(const Train& long_train);
   void publish();
   void note_turn(Timeline::What what);
-  void finish(const std::string& why);
+  void give_up(const char* what);
   void fail(const std::string& why);
   void tell_peers(const std::string& why);
+  void finish();
+  void report_open_ops();
   bool wait_for_work();
 
   // Callers may have something to take; call it under `mutex`.
@@ -225,8 +229,8 @@ void Loop::start(OpSpec spec) {
   Impl& impl = *impl_;
   impl.require_owner();
   impl.push_command([&] {
-    if (impl.close_wanted || impl.finished) throw std::runtime_error("the engine is closed");
     if (impl.failure) throw std::runtime_error(impl.failure.text);
+    if (impl.close_wanted || impl.finished) throw std::runtime_error("the engine is closed");
     if (!impl.connected) throw std::runtime_error("the engine is not connected");
     if (!spec.plan.class_dscp.empty() && !impl.socket.features().dscp) {
       throw std::runtime_error(
@@ -351,19 +355,12 @@ void Loop::Impl::run() {
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   prefer_latency();
-  std::string why = "the engine was closed before the all-reduce was complete";
   try {
     serve();
   } catch (const std::exception& error) {
-    why = std::string("the engine thread failed: ") + error.what();
-    fail(why);
-    try {
-      tell_peers(why);
-    } catch (const std::exception&) {
-      // They notice the silence; this process lives on.
-    }
+    give_up(error.what());
   }
-  finish(why);
+  finish();
 }
 
 // Drops the datagrams that arrived before the addresses were known; they will be sent again. It
@@ -599,9 +596,29 @@ void Loop::Impl::publish() {
   notify();
 }
 
+// An exception has ended the thread, most likely for a lack of memory.
+void Loop::Impl::give_up(const char* what) {
+  try {
+    const std::lock_guard lock(mutex);
+    publish();
+  } catch (const std::exception&) {
+    // Its last counters are those of an earlier moment.
+  }
+  endpoint.reset();  // what follows may need its memory
+  try {
+    const std::string why = std::string("the engine thread failed: ") + what;
+    fail(why);
+    tell_peers(why);
+  } catch (const std::exception&) {
+    // They notice the silence; this process lives on.
+    const std::lock_guard lock(mutex);
+    if (!failure) failure.text = kNoMemory;
+  }
+}
+
 void Loop::Impl::fail(const std::string& why) {
   const std::lock_guard lock(mutex);
-  if (!failure) failure.text = why;
+  if (!failure) failure = {why, config.endpoint};
 }
 
 // Reports this thread's failure to the peers, which else would wait until it has been silent for
@@ -620,24 +637,36 @@ void Loop::Impl::tell_peers(const std::string& why) {
 }
 
 // Ends the engine: from here on the thread touches no caller's memory.
-void Loop::Impl::finish(const std::string& why) {
+void Loop::Impl::finish() {
   const std::lock_guard lock(mutex);
-  publish();
-  endpoint.reset();
-  for (const auto& [op, step] : open_ops) {
-    OpReport report;
-    report.op = op;
-    report.step = step;
-    report.failure = failure;
-    if (!failure) report.failure = {why, -1, Cause::closed};
-    report.failure.text = config.name(config.endpoint) + ", step " + std::to_string(step) + ": " +
-                          report.failure.text;
-    reports.push_back(std::move(report));
+  try {
+    if (endpoint) publish();
+    endpoint.reset();
+    report_open_ops();
+  } catch (const std::exception&) {
+    endpoint.reset();
+    if (!failure) failure.text = kNoMemory;
   }
   open_ops.clear();
   to_start.clear();
   finished = true;
   notify();
+}
+
+void Loop::Impl::report_open_ops() {
+  for (const auto& [op, step] : open_ops) {
+    OpReport report;
+    report.op = op;
+    report.step = step;
+    report.failure = failure;
+    if (!failure) {
+      report.failure = {"the engine was closed before the all-reduce was complete", -1,
+                        Cause::closed};
+    }
+    report.failure.text = config.name(config.endpoint) + ", step " + std::to_string(step) + ": " +
+                          report.failure.text;
+    reports.push_back(std::move(report));
+  }
 }
 
 }  // namespace gradwire::io
