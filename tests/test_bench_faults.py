@@ -24,6 +24,7 @@ def ranks(*third: Told, errors: tuple[str, ...] = (), replica: str = "") -> list
 
 DEAD = Told("rank 2", struck=True, status=-9)
 KILLED = Cell("kill -9", "rank 2", "stop", what="kill")
+LAST = Cell("SIGSTOP", "rank 2", "either", "detach", what="stop")
 FROZEN = Cell("frozen", "rank 2", "on", what="stop", ground="thaw")
 
 
@@ -35,6 +36,14 @@ FROZEN = Cell("frozen", "rank 2", "on", what="stop", ground="thaw")
         (KILLED, ranks(DEAD, errors=("rank 2 is gone",)), "stop", False),
         (KILLED, ranks(DEAD, replica="same"), "on", False),
         (KILLED, ranks(DEAD), "neither", False),
+        (
+            LAST,
+            [Told("rank 0", replica="same"), Told("rank 1", errors=[NAMED]), DEAD],
+            "stop",
+            True,
+        ),
+        (LAST, [Told("rank 0", replica="other"), Told("rank 1", errors=[NAMED])], "stop", False),
+        (LAST, [Told("rank 0", replica="same"), Told("rank 1"), DEAD], "neither", False),
         (FROZEN, ranks(Told("rank 2", True, "same"), replica="same"), "on", True),
         (FROZEN, ranks(Told("rank 2", True, "other"), replica="same"), "on", False),
         (FROZEN, ranks(Told("rank 2", True, "same", status=-11), replica="same"), "on", False),
@@ -85,6 +94,7 @@ def table(namespaces: None) -> Iterator[Table]:
         "firewall refuses what a host sends (EPERM), of a server, server 0, push",
         "firewall refuses for a moment (EPERM), rank 2, push",
         "GSO refused in mid-run, rank 2, push",
+        "all begin anew on the same ports after a kill -9, rank 2, push",
     ],
 )
 def test_a_cell_is_as_it_has_to_be(table: Table, name: str) -> None:

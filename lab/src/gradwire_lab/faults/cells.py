@@ -16,6 +16,9 @@ WORKER = ("before", "attach", "forward", "backward", "push", "turn", "pull", "op
 a step's bytes."""
 SERVER = ("attach", "forward", "push", "turn", "pull", "optimizer", "detach")
 STRUCK_STEP = 2
+PORT = 29_700
+THREAD_S = 5.0
+"""Seconds in which a process without memory learns that a thread cannot begin."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Cell:
         own: further settings of the struck rank.
         bound: what bounds the time until all have stopped: a setting's name.
         status: exit status of the struck process, where it matters.
+        again: whether all processes then die one after another, and each starts anew at once, with
+            the port that it had.
     """
 
     fault: str
@@ -80,6 +85,7 @@ class Cell:
     bound: str = "peer_timeout"
     status: int | None = None
     steps: int = 4
+    again: bool = False
 
     @property
     def name(self) -> str:
@@ -105,15 +111,14 @@ def processes() -> Iterator[Cell]:
                 seen = role == "follower" and phase in ("push", "turn", "pull")
                 if role == "follower" and phase in ("attach", "turn", "pull"):
                     continue
-                fate: Fate = "stop"
-                if phase == "detach":
-                    fate = "on"
+                # Others may still need what it sent last.
+                fate: Fate = "either" if phase == "detach" else "stop"
                 cell = Cell(f"{fault} of a {role}", whom, fate, phase, shape, what=what)
                 if phase in ("before", "attach"):
                     cell = replace(cell, bound="rendezvous_timeout")
                 yield replace(cell, by=2) if seen else cell
         for phase in SERVER:
-            fate = "on" if phase == "detach" else "stop"
+            fate = "either" if phase == "detach" else "stop"
             by = None if phase == "attach" else 0
             bound = "rendezvous_timeout" if phase == "attach" else "peer_timeout"
             yield Cell(
@@ -131,6 +136,7 @@ def links() -> Iterator[Cell]:
             ground="cut",
             lasts_s=seconds,
             patience_s=seconds * 1.2 + 8.0,
+            settings={"timeout": 2.0 * seconds + 60.0},
         )
         yield patient
         if seconds > 1.0:
@@ -139,6 +145,7 @@ def links() -> Iterator[Cell]:
                 fault=f"link cut for {seconds:g} s, peer_timeout below it",
                 fate="stop",
                 patience_s=0.0,
+                settings={},
             )
     for ground, fault, says in (
         ("refuse", "firewall refuses what a host sends (EPERM)", ("Operation not permitted",)),
@@ -259,6 +266,17 @@ def hosts() -> Iterator[Cell]:
         what="use_up_memory",
         says=("bad_alloc",),
     )
+    yield Cell(
+        "no memory left in a server's engine, not even what was freed",
+        "server 0",
+        "either",
+        "serving",
+        SERVED,
+        what="use_up_memory",
+        options={"least": 4096},
+        patience_s=THREAD_S,
+        says=("bad_alloc",),
+    )
     for phase in ("attached", "forward", "push"):
         yield Cell("no memory left for a worker", "rank 2", "either", phase, what="use_up_memory")
         yield Cell(
@@ -268,6 +286,19 @@ def hosts() -> Iterator[Cell]:
             phase,
             what="use_up_memory",
             options={"least": 4096},
+            patience_s=THREAD_S,
+        )
+    for whom, shape in (("rank 2", FLAT), ("server 0", SERVED)):
+        yield Cell(
+            "all begin anew on the same ports after a kill -9",
+            whom,
+            "on",
+            by=None if shape is FLAT else 0,
+            shape=shape,
+            what="kill",
+            again=True,
+            patience_s=10.0,
+            settings={"port": PORT},
         )
     yield Cell("buffers at the kernel's minimum", "rank 2", "on", "attached", what="shrink_buffers")
     yield Cell("GSO refused in mid-run", "rank 2", "on", what="refuse_trains")

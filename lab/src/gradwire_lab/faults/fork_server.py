@@ -7,6 +7,7 @@ program, to send a signal to one, to wait for its end, or to end all of them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -97,6 +98,7 @@ def main() -> int:
     """Serve, or be a child's program; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     torch.set_num_threads(1)
+    gc.freeze()  # else each child looks through all modules at its end, which takes it seconds
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         child = ForkServer(channel).serve()
     if child is None:

@@ -60,15 +60,20 @@ def judge(cell: Cell, told: Sequence[Told], expected: str, bound_s: float) -> Ve
     dead = cell.what in ("kill", "leave") or (cell.what == "stop" and cell.ground != "thaw")
     alive = [each for each in told if not (dead and each.struck)]
     ranks = [each for each in alive if each.name.startswith("rank")]
+    done = [each for each in ranks if each.replica]
+    stopped = [each for each in ranks if each.errors and not each.replica]
     faults: list[str] = []
-    if all(each.replica for each in ranks):
+    for each in done:
+        if each.replica != expected:
+            faults.append(f"{each.name} has another replica than without the fault")
+    if len(done) == len(ranks):
         fate = "on"
-        for each in ranks:
-            if each.replica != expected:
-                faults.append(f"{each.name} has another replica than without the fault")
-    elif all(each.errors for each in ranks):
+    elif len(stopped) == len(ranks) or (
+        # Who has done its last step cannot know that others lack results of it.
+        cell.phase == "detach" and len(done) + len(stopped) == len(ranks)
+    ):
         fate = "stop"
-        faults += _stopped(cell, ranks, bound_s)
+        faults += _stopped(cell, stopped, bound_s)
     else:
         fate = "neither"
         faults += [f"{each.name} has said nothing" for each in ranks if not _ended(each)]

@@ -32,7 +32,7 @@ from gradwire_lab.faults.strikes import Strike, engine_socket
 
 INPUTS, WIDTH = 64, 1024
 """Of the model, whose gradient is about half a megabyte."""
-SHARES = {"push": 0.25, "turn": 0.6, "pull": 0.95}
+SHARES = {"push": 0.25, "turn": 0.6, "pull": 0.9}
 """The phases of a step that are told by the share of its bytes that a rank has sent."""
 LOOK_S = 0.002
 STORE_S = 60.0
