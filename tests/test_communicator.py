@@ -766,6 +766,15 @@ def test_transfers_fail_when_completions_cannot_be_read(monkeypatch: pytest.Monk
     team.close()
 
 
+def test_what_another_rank_reports_of_itself_is_told_with_the_step() -> None:
+    team = Team(2)
+    handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)
+    team.members[1].fail("it has enough")
+    with pytest.raises(TransferError, match=r"step 3: rank 1 .*it has enough"):
+        handle.wait(30)
+    team.close()
+
+
 def test_a_transfer_whose_report_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     team = Team(2)
 

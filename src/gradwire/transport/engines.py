@@ -406,8 +406,11 @@ class SharedEngine(Engine):
             at_fault, why = self._notices.explain(self.native, completion.error_rank, cause)
             late = cause == "timeout"
             order = self._disorder(completion.lane, completion.op) if late else ""
+            text = completion.error
+            if f"step {step}" not in text:  # as in what another rank reports of itself
+                text = f"{self._name}, step {step}: {text}"
             outcome = TransferError(
-                completion.error + order + why,
+                text + order + why,
                 rank=self._names.rank_of(at_fault),
                 step=step,
                 cause=cause,
