@@ -53,8 +53,8 @@ def steps_of(report: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(report).read_text().splitlines()]
 
 
-def trains_on(rank: int, world: int, report: str) -> tuple[bytes, bytes]:
-    """Trains until the ranks have gone over and are back; returns this, and it without gradwire."""
+def trains_on(rank: int, world: int, report: str, victim: int = 1) -> tuple[bytes, bytes]:
+    """Trains until the ranks have gone over and are back; returns this, and it undisturbed."""
     ddp = wrap(model())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     options = {**OPTIONS, "on_failure": "host", "report": report}
@@ -62,7 +62,7 @@ def trains_on(rank: int, world: int, report: str) -> tuple[bytes, bytes]:
     steps, back = 0, torch.zeros(1)
     ending = time.monotonic() + LONGEST_S
     while not back:
-        if steps == 2 and rank == 1:
+        if steps == 2 and rank == victim:
             cut()
         optimizer.zero_grad()
         ddp(batch(rank, steps)).square().mean().backward()
@@ -92,16 +92,16 @@ def test_a_lost_path_is_survived_and_an_engine_opened_again(tmp_path: Path) -> N
     assert len({each for outcome in outcomes for each in outcome}) == 1
 
 
-def fails(rank: int, world: int, kind: str) -> tuple[str, float]:
+def fails(rank: int, world: int, kind: str, victim: int = 1) -> tuple[str, float]:
     """Fails in the second step; returns what this rank is told, and after how many seconds."""
     ddp = wrap(model())
     gradwire.attach(ddp, **{**OPTIONS, "timeout": 8.0}, on_failure="host")
     ddp(batch(rank, 0)).square().mean().backward()
     dist.barrier()
     loss = ddp(batch(rank, 1)).square().mean()
-    if rank == 1 and kind == "dies":
+    if rank == victim and kind == "dies":
         os._exit(1)
-    if rank == 1 and kind == "raises":
+    if rank == victim and kind == "raises":
         next(iter(ddp.parameters())).register_hook(lambda _: 1 / 0)
     began = time.monotonic()
     with pytest.raises((RuntimeError, ZeroDivisionError)) as failed:
