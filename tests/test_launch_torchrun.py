@@ -21,11 +21,12 @@ HOSTS = ("10.0.0.1", "10.0.0.2")
 STEPS = 10
 # Nothing goes by measured times, and something is owed on a quiet network, too.
 EAGER = {"GRADWIRE_POLICY": "mlt", "GRADWIRE_P": "0.2", "GRADWIRE_ERROR_FEEDBACK": "true"}
-# Runs the example; in the first life of the job rank 1 kills itself in its sixth step.
+RELIABLE = {"GRADWIRE_POLICY": "reliable"}
+# Runs the example; in the first life of the job a rank kills itself in its sixth step.
 KILLED = f"""
 import os, runpy, signal, sys
 import torch
-if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+if os.environ["RANK"] == os.environ["VICTIM"] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     step, steps = torch.optim.SGD.step, [0]
     def kill(*args):
         steps[0] += 1
@@ -43,20 +44,22 @@ def two_hosts(network: Builder) -> None:
         network.address(host, "eth0", HOSTS[host], 24)
 
 
-def launch(rank: int, world: int, script: str, folder: str, port: int) -> tuple[int, str]:
-    """Runs torchrun on this host."""
+def launch(
+    rank: int, world: int, script: str, folder: str, port: int, each: int, more: dict[str, str]
+) -> tuple[int, str]:
+    """Runs torchrun on this host, with so many ranks on each."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
-    command += ["--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-backend", "c10d"]
+    command += ["--nproc-per-node", str(each), "--max-restarts", "2", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--local-addr", HOSTS[rank]]
     command += [script, folder, "--steps", str(STEPS)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_")}
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         kept.pop(name, None)
     # torch's shared store keeps what an earlier life left there (pytorch#135712).
-    more = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    torchs = {"GLOO_SOCKET_IFNAME": "eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(
         command,
-        env={**kept, **more, **EAGER, "GRADWIRE_PEER_TIMEOUT": "10"},
+        env={**kept, **torchs, **more, "GRADWIRE_PEER_TIMEOUT": "10"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -65,12 +68,14 @@ def launch(rank: int, world: int, script: str, folder: str, port: int) -> tuple[
     return done.returncode, done.stdout
 
 
-def trained(ranks: HostRanks, script: Path, folder: Path, port: int) -> list[dict[str, Any]]:
+def trained(
+    ranks: HostRanks, script: Path, folder: Path, port: int, each: int = 1, **more: str
+) -> list[dict[str, Any]]:
     """What each rank has saved in the end."""
-    results = ranks.run(launch, timeout=230, script=str(script), folder=str(folder), port=port)
-    for status, output in results:
+    given = {"script": str(script), "folder": str(folder), "port": port, "each": each}
+    for status, output in ranks.run(launch, timeout=230, **given, more=more):
         assert status == 0, output
-    return [torch.load(folder / f"{rank}-{STEPS}.pt") for rank in (0, 1)]
+    return [torch.load(folder / f"{rank}-{STEPS}.pt") for rank in range(2 * each)]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -89,10 +94,23 @@ def test_a_job_that_is_restarted_ends_as_one_that_is_not(tmp_path: Path) -> None
     killed = tmp_path / "killed.py"
     killed.write_text(KILLED)
     with HostRanks(two_hosts, names=HOSTS) as ranks:  # nothing resolves names there
-        whole = trained(ranks, EXAMPLE, tmp_path / "whole", 29_400)
-        restarted = trained(ranks, killed, tmp_path / "restarted", 29_401)
+        whole = trained(ranks, EXAMPLE, tmp_path / "whole", 29_400, **EAGER)
+        restarted = trained(ranks, killed, tmp_path / "killed", 29_401, VICTIM="1", **EAGER)
     for expected, found in zip(whole, restarted, strict=True):
         owed = own_state(expected["gradwire"])
         assert own_state(found["gradwire"])["step"] == owed["step"]
         assert any(residual.any() for residual in owed["residuals"].values())
         assert same(found, expected)
+
+
+@pytest.mark.timeout(900)
+def test_a_job_without_loss_is_restarted_whoever_dies(tmp_path: Path) -> None:
+    """Two ranks share a host: one leads it, and the other one follows."""
+    killed = tmp_path / "killed.py"
+    killed.write_text(KILLED)
+    with HostRanks(two_hosts, names=HOSTS) as ranks:
+        whole = trained(ranks, EXAMPLE, tmp_path / "whole", 29_402, 2, **RELIABLE)
+        for victim in (2, 3):
+            folder, port = tmp_path / str(victim), 29_403 + victim
+            found = trained(ranks, killed, folder, port, 2, VICTIM=str(victim), **RELIABLE)
+            assert all(map(same, found, whole)), victim
