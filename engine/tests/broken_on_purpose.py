@@ -647,6 +647,14 @@ BREAKS = (
     ),
     Break(
         6,
+        "an engine without any memory ends without a reason",
+        "engine/io/loop.cc",
+        "endpoint.reset(); if (!failure) failure.text = kNoMemory;",
+        "endpoint.reset();",
+        "engine/tests/test_out_of_memory.py",
+    ),
+    Break(
+        6,
         "an engine that its user stops goes without a word",
         "engine/io/loop.cc",
         "if (why) endpoint->give_up(*why, monotonic_now());",

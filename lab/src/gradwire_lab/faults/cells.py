@@ -229,15 +229,23 @@ def hosts() -> Iterator[Cell]:
         bound="timeout",
     )
     yield Cell("fork after attach", "rank 2", "on", "forward", what="fork")
-    yield Cell(
-        "interpreter exit in a backward pass",
-        "rank 2",
-        "stop",
-        "backward",
-        what="leave",
-        options={"status": 3},
-        status=3,
-    )
+    for role, shape, whom, phase in (
+        ("worker", FLAT, "rank 2", "forward"),
+        ("worker", FLAT, "rank 2", "backward"),
+        ("worker", FLAT, "rank 2", "optimizer"),
+        ("leader", HOSTS, "rank 2", "backward"),
+        ("follower", HOSTS, "rank 3", "backward"),
+    ):
+        yield Cell(
+            f"interpreter exit of a {role}",
+            whom,
+            "stop",
+            phase,
+            shape,
+            what="leave",
+            options={"status": 3},
+            status=3,
+        )
     yield Cell(
         "no descriptor left, before attach",
         "rank 2",
