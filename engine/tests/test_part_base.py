@@ -200,10 +200,19 @@ def test_fragments_in_any_order_and_again_are_one_datagram(
     reassembly.add(3, 400, 0, b"?" * 30, 400)  # of another datagram in the same place
     seen: set[int] = set()
     for at, part in coming:
-        fresh = at not in seen
         seen.add(at)
-        done = fresh and len(seen) == len(parts)
+        done = len(seen) == len(parts)
         assert reassembly.add(67, total, at, part, 400) == (whole if done else b"")
+        if done:
+            seen.clear()  # what comes now belongs to a repeat
+
+
+def test_a_datagram_that_goes_again_is_whole_by_fragments_of_both_times() -> None:
+    reassembly = Reassembly()
+    assert reassembly.add(7, 30, 0, b"a" + WHOLE[1:10], 30) == b""
+    assert reassembly.add(7, 30, 20, WHOLE[20:], 30) == b""
+    assert reassembly.add(7, 30, 0, b"b" + WHOLE[1:10], 30) == b""  # its header is the latest
+    assert reassembly.add(7, 30, 10, WHOLE[10:20], 30) == b"b" + WHOLE[1:]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ namespace gradwire {
 
 class Reassembly {
  public:
+  // Datagrams; a newer one takes the place of an older one.
+  static constexpr uint32_t kAtOnce = 64;
+
   // Adds a fragment. Returns the whole datagram `number` when this fragment completes it, else an
   // empty span; the span lives until the next call. `total`: the datagram's length; `most`: the
   // longest allowed.
@@ -21,15 +24,18 @@ class Reassembly {
     if (total > most || part.empty() || offset >= total || part.size() > total - offset) return {};
     if (wholes_.empty()) wholes_.resize(kAtOnce);
     Whole& whole = wholes_[number % kAtOnce];
-    if (whole.number != number || whole.bytes.size() != total) whole.begin(number, total);
-    if (!whole.note(offset, static_cast<uint32_t>(part.size()))) return {};
-    std::memcpy(whole.bytes.data() + offset, part.data(), part.size());
-    if (!whole.complete()) return {};
-    return whole.bytes;
+    if (whole.number != number || whole.bytes.size() != total || whole.over)
+      whole.begin(number, total);
+    const bool fresh = whole.note(offset, static_cast<uint32_t>(part.size()));
+    // The first one has the header, of which the latest counts.
+    if (fresh || (offset == 0 && part.size() == whole.length))
+      std::memcpy(whole.bytes.data() + offset, part.data(), part.size());
+    if (!fresh) return {};
+    whole.over = whole.complete();
+    return whole.over ? std::span<const uint8_t>(whole.bytes) : std::span<const uint8_t>();
   }
 
  private:
-  static constexpr size_t kAtOnce = 64;  // datagrams; a newer one takes the place of an older one
   // Whole is a datagram of which fragments have arrived. All of them have one length, but for the
   // last, which may be shorter; another one is ignored.
   struct Whole {
@@ -40,12 +46,14 @@ class Reassembly {
     uint32_t count = 0;        // of these
     uint32_t end = 0;          // of the furthest of these
     Bitmap known;              // these, by offset / length
+    bool over = false;         // it was complete; what comes now belongs to a repeat
     std::vector<uint8_t> bytes;
 
     void begin(uint32_t of, uint32_t total) {
       number = of;
       last = kUnknown;
       length = count = end = 0;
+      over = false;
       bytes.resize(total);
     }
     // Notes a fragment; false when it is known, or none of the datagram's.

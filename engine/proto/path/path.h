@@ -50,7 +50,16 @@ struct LossReport {
 
 // Fragments are parts of datagrams that are longer than the path carries.
 struct Fragments {
-  uint32_t sent = 0;  // datagrams sent in fragments
+  // Whole is a chunk that went in fragments, of which the longest has `length` bytes.
+  struct Whole {
+    wire::Kind kind = wire::Kind::fragment;
+    uint32_t op = 0;
+    uint32_t chunk = 0;
+    uint32_t length = 0;
+    bool operator==(const Whole&) const = default;
+  };
+  uint32_t sent = 0;          // datagrams sent in fragments
+  std::vector<Whole> latest;  // by their number, modulo as many
   Reassembly arriving;
 };
 
@@ -259,6 +268,7 @@ struct Path {
   void went(const Train& train, bool probe, bool apart);
 
  private:
+  uint32_t fragments_of(std::span<const uint8_t> datagram, uint32_t length);
   size_t most_early() const;
   void limit_fell();
   bool write_ping(const std::vector<Lane>& lanes, Nanos now, Train& train);

@@ -239,6 +239,26 @@ wire::Header Path::header_of(const SentPacket& packet, uint32_t chunk, uint64_t 
 
 // ---- fragments
 
+// The number of a datagram's fragments. A chunk that goes again has the same one, so that fragments
+// of several times make it whole: under loss hardly any time brings all. Those of another length
+// would not fit.
+uint32_t Path::fragments_of(std::span<const uint8_t> datagram, uint32_t length) {
+  const auto header = wire::read_header(datagram);
+  const bool chunk = header && header->common.kind <= wire::Kind::pull;
+  const Fragments::Whole what =
+      chunk ? Fragments::Whole{header->common.kind, header->op, header->chunk, length}
+            : Fragments::Whole{};
+  const auto known = chunk ? std::ranges::find(fragments.latest, what) : fragments.latest.end();
+  if (known != fragments.latest.end()) {
+    const auto slot = static_cast<uint32_t>(known - fragments.latest.begin());
+    return fragments.sent - (fragments.sent - slot) % Reassembly::kAtOnce;
+  }
+  const uint32_t number = ++fragments.sent;
+  fragments.latest.resize(Reassembly::kAtOnce);
+  fragments.latest[number % Reassembly::kAtOnce] = what;
+  return number;
+}
+
 void Path::split(Train& train) {
   std::vector<uint8_t> whole;
   whole.reserve(train.total_bytes);
@@ -249,7 +269,7 @@ void Path::split(Train& train) {
   train.control = std::move(whole);
   const auto total = static_cast<uint32_t>(train.control.size());
   const uint32_t most = limit.bytes() - static_cast<uint32_t>(wire::kFragmentBytes);
-  const uint32_t number = ++fragments.sent;
+  const uint32_t number = fragments_of(train.control, most);
   train.count = 0;
   train.total_bytes = 0;
   for (uint32_t at = 0; at < total; at += most) {
