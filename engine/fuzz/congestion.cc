@@ -117,7 +117,7 @@ class Case {
     Peer& from = peers_[peer];
     const Nanos arrival = now_ - std::min(now_, reported());
     const auto stamp = input_.number<uint32_t>(us(arrival));
-    const Nanos queue = from.arriving.delay.sample(stamp, arrival, now_);
+    const Nanos queue = from.arriving.delay.sample(stamp, arrival, reported(), now_);
     expect(queue >= 0, "nothing queues for less than no time");
     const uint64_t number = from.largest + 1 + (input_.below(8) ? 0 : input_.below(300));
     receiver_.arrived(from.arriving, queue, kWireBytes, input_.flip());
