@@ -28,6 +28,7 @@ Message = dict[str, Any]
 _START_S = 120.0
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # else each thread has 64 MiB that no limit takes from it
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),
 }
