@@ -1107,9 +1107,9 @@ BREAKS = (
         0,
         "trains are as long as ever where most are lost",
         PROTO + "path/path.cc",
-        "standing.lossy ? std::min(most, kLossyTrain) : most",
-        "standing.lossy ? std::min(most, 64 * kLossyTrain) : most",
-        SIM + "passes.py",
+        "lost ? std::min(most, kLossyTrain) : most",
+        "lost ? std::min(most, 64 * kLossyTrain) : most",
+        SIM + "fuzz.py",
     ),
     Break(
         6,
