@@ -449,8 +449,8 @@ BREAKS = (
         8,
         "what is sent again leaves flight a second time with its ACK",
         PROTO + "recovery/recovery.cc",
-        "acked.in_flight += std::popcount(part & flight) * first.bytes;",
-        "acked.in_flight += std::popcount(part) * first.bytes;",
+        "acked.in_flight += (packets - again) * first.bytes;",
+        "acked.in_flight += packets * first.bytes;",
         "engine/tests/test_part_recovery.py",
     ),
     Break(

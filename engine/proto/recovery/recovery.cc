@@ -60,6 +60,8 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
 // Takes the packets of `bits`, which begin at `from`. `before`: the largest number acknowledged by
 // earlier ACKs.
 void Recovery::acknowledge(uint64_t from, uint64_t bits, uint64_t before, Nanos now, Acked& acked) {
+  // Mostly there are none, and counting is a call.
+  const auto count = [](uint64_t some) { return some ? uint64_t(std::popcount(some)) : 0; };
   const auto highest = [from](uint64_t some) { return from - std::countr_zero(some); };
   const uint64_t flight = sent_.in(SentPackets::kFlight, from);
   const uint64_t lost = sent_.in(SentPackets::kLost, from);
@@ -68,16 +70,18 @@ void Recovery::acknowledge(uint64_t from, uint64_t bits, uint64_t before, Nanos 
     const SentPacket& first = sent_.train(highest(bits));
     const uint64_t part = bits & BitRing::ones(from + 1 - first.number);
     bits &= ~part;
-    for (uint64_t left = part; left; left &= left - 1)
+    uint64_t packets = 0;
+    for (uint64_t left = part; left; left &= left - 1, ++packets)
       acked.items.push_back(sent_.item(highest(left)));
-    acked.runs.push_back({first, static_cast<uint64_t>(std::popcount(part))});
-    acked.in_flight += std::popcount(part & flight) * first.bytes;
-    acked.spurious += std::popcount(part & ~flight);
+    const uint64_t again = count(part & ~flight);
+    acked.runs.push_back({first, packets});
+    acked.in_flight += (packets - again) * first.bytes;
+    acked.spurious += again;
     // A packet sent later overtook one, so packets are lost only after that time (RFC 8985 §6.2).
     if (highest(std::bit_floor(part)) < before) early_.add(largest_rtt_ - (now - first.time), now);
     const uint64_t arrived = part & ~lost;
     if (!arrived) continue;
-    acked.bytes += std::popcount(arrived) * (first.bytes + kOverhead);
+    acked.bytes += (packets - count(part & lost)) * (first.bytes + kOverhead);
     acked.longest = std::max(acked.longest, first.bytes);
     if (highest(arrived) <= largest_acked_) continue;
     largest_acked_ = highest(arrived);
