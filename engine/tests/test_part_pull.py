@@ -134,17 +134,16 @@ def test_a_result_that_the_worker_needs_no_more_is_not_sent() -> None:
     assert back.pull.settled()
 
 
-def test_a_lossy_pull_ends_region_by_region() -> None:
+def test_a_lossy_pull_ends_once_the_worker_has_enough() -> None:
     back = Back((2, 0.5), (2, 0.5), spend="lost", pull="lossy", pull_bound=0.5)
     back.finish(0, 1, 2, 3)
-    assert back.send(1) == [0]
-    assert back.pull.stop_region(0)
-    assert back.pull.stop_region(0)
-    assert not back.pull.stop_region(2)
+    assert back.send(3) == [0, 1, 2]
+    for chunk in (0, 1, 2):
+        back.pull.acked(chunk)
     assert not back.pull.settled()
-    assert back.send() == [2, 3]
-    assert back.pull.stop_region(1)
+    back.pull.finish()
     assert back.pull.settled()
+    assert back.send() == []
 
 
 def test_a_lossy_pull_in_passes_takes_losses_from_the_bitmap_alone() -> None:
@@ -302,7 +301,7 @@ def test_a_region_has_enough_with_all_but_its_bound_of_the_results() -> None:
     assert (ledger.enough(), ledger.missing()) == (False, [6, 7, 8, 9])
     ledger.arrived(9)
     ledger.arrived(9)
-    assert (ledger.enough(), ledger.take_enough(), ledger.take_enough()) == (True, [0], [])
+    assert ledger.enough()
     assert ledger.missing() == []
 
 
@@ -336,13 +335,13 @@ def test_a_critical_result_must_arrive() -> None:
 def test_regions_have_enough_one_by_one_and_one_without_results_at_once() -> None:
     ledger = ledger_of((2, 0.5), (2, 0.5), (2, 0.0))
     ledger.close(6, [0, 1, 4, 5], [])
-    assert ledger.take_enough() == [1]
     ledger.arrived(4)
+    assert ledger.missing() == [0, 1, 5]
     ledger.arrived(0)
     ledger.arrived(1)
-    assert (ledger.take_enough(), ledger.missing()) == ([0], [5])
+    assert (ledger.enough(), ledger.missing()) == (False, [5])
     ledger.arrived(5)  # bound 0 is critical on the way back too
-    assert (ledger.take_enough(), ledger.enough()) == ([2], True)
+    assert (ledger.enough(), ledger.missing()) == (True, [])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (10, "62cec9ec6fd4ef5b")
+FORMATS = (11, "62cec9ec6fd4ef5b")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
@@ -30,7 +30,7 @@ ENCODINGS = (
     ("topk", 0.1),
     ("half", 1.0),
 )
-CONTENTS = (10, "e7a4774a2ba91531")
+CONTENTS = (11, "e7a4774a2ba91531")
 """The version, and the fingerprint of encoded chunks and of plans."""
 
 

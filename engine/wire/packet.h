@@ -21,7 +21,7 @@
 namespace gradwire::wire {
 
 // The protocol version. Every change of a packet's format or meaning raises it.
-inline constexpr uint8_t kVersion = 10;
+inline constexpr uint8_t kVersion = 11;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kNumberAt = 4;
@@ -40,7 +40,7 @@ enum class Kind : uint8_t {
   close = 6,    // aggregator -> worker: the exact mask, after all chunks are decided
   fold = 7,     // aggregator 0 -> worker: the folded statistics
   commit = 8,   // aggregator -> worker: the results that all workers apply
-  enough = 9,   // worker -> aggregator: regions of which it needs no more results (pull lossy)
+  enough = 9,   // worker -> aggregator: it needs no more results (pull lossy)
   probe = 10,   // sender -> receiver: a pass has been sent (control probe)
   bitmap = 11,  // receiver -> sender: the chunks missing after it
   ack = 16,

@@ -78,7 +78,7 @@ Fate Op::take(uint16_t peer, const wire::Header& header, std::span<const uint8_t
     case wire::Kind::forgive:
       return sums_for(peer) ? on_forgive(peer, payload, now) : Fate::malformed;
     case wire::Kind::enough:
-      return fate_of(on_enough(peer, payload));
+      return fate_of(on_enough(peer));
     case wire::Kind::probe:
     case wire::Kind::bitmap:
       return on_pass_packet(peer, header, payload, now);
@@ -174,41 +174,43 @@ Fate Op::for_worker(uint16_t peer, const wire::Header& header, std::span<const u
                     Nanos now) {
   const uint16_t aggregator = config_.aggregator_at(peer);
   waits.pulled.note(peer, now - started);
-  Heard heard = Heard::malformed;
+  bool good = false;
   switch (header.common.kind) {
     case wire::Kind::pull:
-      heard = worker_->on_pull(aggregator, header.chunk, payload, now);
+      good = worker_->on_pull(aggregator, header.chunk, payload, now);
       break;
     case wire::Kind::stop:
-      return fate_of(on_stop(peer, wire::Kind::push, payload));
+      return fate_of(on_stop(peer, payload));
     case wire::Kind::close:
     case wire::Kind::commit:
     case wire::Kind::fold:
-      heard = worker_->on_message(aggregator, header.common.kind, header.chunk, payload,
-                                  longest_message_);
+      good = worker_->on_message(aggregator, header.common.kind, header.chunk, payload,
+                                 longest_message_);
       break;
     default:
       break;
   }
-  news_ |= heard == Heard::news;
-  return fate_of(heard != Heard::malformed);
+  news_ |= good;
+  return fate_of(good);
 }
 
-// Takes the regions of which a receiver needs no more chunks; false when malformed.
-bool Op::on_stop(uint16_t peer, wire::Kind kind, std::span<const uint8_t> payload) {
+// Takes the regions of which an aggregator needs no more chunks; false when malformed.
+bool Op::on_stop(uint16_t peer, std::span<const uint8_t> payload) {
   if (payload.size() % 4) return false;
   wire::Reader reader(payload);
   bool good = true;
   while (good && !reader.rest().empty())
-    good = sender(peer, kind).stop_region(reader.get<uint32_t>());
+    good = sender(peer, wire::Kind::push).stop_region(reader.get<uint32_t>());
   out.recount(peer);
   return good;
 }
 
-// Takes ENOUGH: the regions of which a worker needs no more results.
-bool Op::on_enough(uint16_t peer, std::span<const uint8_t> payload) {
-  if (!sums_for(peer) || !aggregator_->close_sent() || !on_stop(peer, wire::Kind::pull, payload))
+// Takes ENOUGH: a worker needs no more results of a lossy pull. False when malformed.
+bool Op::on_enough(uint16_t peer) {
+  if (spec.plan.pull != Pull::lossy || probes() || !sums_for(peer) || !aggregator_->close_sent())
     return false;
+  aggregator_->back(peer).finish();
+  out.recount(peer);
   out.changed = out.retires = true;
   return true;
 }

@@ -167,8 +167,8 @@ class Op {
   bool on_probe(uint16_t peer, const wire::Pass& pass);
   bool on_pass_answer(uint16_t peer, const wire::Header& header, const wire::Pass& pass,
                       std::span<const uint8_t> missing, Nanos now);
-  bool on_enough(uint16_t peer, std::span<const uint8_t> payload);
-  bool on_stop(uint16_t peer, wire::Kind kind, std::span<const uint8_t> payload);
+  bool on_enough(uint16_t peer);
+  bool on_stop(uint16_t peer, std::span<const uint8_t> payload);
   void after_sum(Nanos now, uint16_t by = Waits::kNobody);
   void try_commit(Nanos now);
   void give_up(uint16_t peer);
@@ -180,7 +180,7 @@ class Op {
   uint64_t longest_message_ = 0;  // bytes
   Reserved reserved_;             // where it is aggregated
   Nanos deadline_;
-  // Of the packets taken since the last follow(): who completed sums; a result was new.
+  // Of the packets taken since the last follow(): who completed sums; one may complete the result.
   uint16_t summed_by_ = Waits::kNobody;
   bool news_ = false;
   std::vector<uint8_t> left_;  // by endpoint: it has left, and needs nothing more

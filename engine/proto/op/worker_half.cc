@@ -25,20 +25,20 @@ WorkerHalf::WorkerHalf(const OpSpec& spec, const Grid& grid, const EndpointConfi
   }
 }
 
-Heard WorkerHalf::on_pull(uint16_t aggregator, uint32_t chunk, std::span<const uint8_t> payload,
-                          Nanos now) {
+bool WorkerHalf::on_pull(uint16_t aggregator, uint32_t chunk, std::span<const uint8_t> payload,
+                         Nanos now) {
   const Grid::Shard& shard = grid_.shards[aggregator];
   if (chunk < shard.begin || chunk >= shard.end ||
       !codec::valid(spec_.plan.format, payload, grid_.length(chunk)))
-    return Heard::malformed;
+    return false;
   PullReceiver& pull = pull_[aggregator];
-  if (!pull.takes_results()) return Heard::malformed;
-  if (!pull.insert(chunk)) return Heard::nothing;
+  if (!pull.takes_results()) return false;
+  if (!pull.insert(chunk)) return true;
   apply(chunk, payload.data(), now);
   push_[aggregator]->forget(chunk);
   out_.recount(config_.aggregator_endpoint(aggregator));
   if (pull.ledger()) answer(aggregator);
-  return Heard::news;
+  return true;
 }
 
 void WorkerHalf::take_own(uint16_t aggregator, uint32_t chunk, const uint8_t* payload, Nanos now) {
@@ -60,25 +60,21 @@ void WorkerHalf::apply(uint32_t chunk, const uint8_t* payload, Nanos now) {
 }
 
 // A plan that is exact both ways has no CLOSE, and only committed pulls have COMMIT.
-Heard WorkerHalf::on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
-                             std::span<const uint8_t> payload, uint64_t longest) {
+bool WorkerHalf::on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
+                            std::span<const uint8_t> payload, uint64_t longest) {
   if ((kind == wire::Kind::close && !ends_with_close(spec_.plan)) ||
       (kind == wire::Kind::commit && spec_.plan.pull != Pull::committed) ||
       (kind == wire::Kind::fold && aggregator != 0))
-    return Heard::malformed;
+    return false;
   MessageReceiver& message = kind == wire::Kind::fold    ? fold_message_
                              : kind == wire::Kind::close ? messages_[aggregator].close
                                                          : messages_[aggregator].commit;
   const auto result =
       message.part(part, payload, Outbox::part_bytes(config_.datagram_bytes), longest);
-  if (result == MessageReceiver::Result::incomplete) return Heard::nothing;
-  if (result == MessageReceiver::Result::malformed) return Heard::malformed;
+  if (result != MessageReceiver::Result::complete)
+    return result == MessageReceiver::Result::incomplete;
   const std::vector<uint8_t> bytes = message.take();
   wire::Reader reader(bytes);
-  return on_whole(aggregator, kind, reader) ? Heard::news : Heard::malformed;
-}
-
-bool WorkerHalf::on_whole(uint16_t aggregator, wire::Kind kind, wire::Reader& reader) {
   if (kind == wire::Kind::close) return on_close(aggregator, reader);
   if (kind == wire::Kind::commit) return on_commit(aggregator, reader);
   Fold fold;
@@ -123,9 +119,9 @@ void WorkerHalf::answer(uint16_t aggregator) {
   if (PassReceiver* passes = pull.passes())
     return out_.answer(to, wire::Way::pull, *passes, ledger->enough(),
                        [&] { return ledger->missing(); });
-  const std::vector<uint32_t> regions = ledger->take_enough();
-  if (!regions.empty()) out_.list(to, wire::Kind::enough, regions);
-  if (ledger->enough()) out_.satisfied.push_back(to);
+  if (!ledger->enough()) return;
+  out_.satisfied.push_back(to);
+  if (pull.tell_enough()) out_.frame(to, wire::Kind::enough, {});
 }
 
 void WorkerHalf::finish() {

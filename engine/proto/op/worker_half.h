@@ -19,9 +19,6 @@
 
 namespace gradwire {
 
-// Heard is what a packet of a peer has meant for an op. nothing: it is valid, and leads to nothing.
-enum class Heard : uint8_t { malformed, nothing, news };
-
 class WorkerHalf {
  public:
   // All outlive it.
@@ -35,11 +32,11 @@ class WorkerHalf {
   // The result has been reported, or the op's failure: the data belong to the caller again.
   bool done() const { return done_; }
 
-  // ---- events
-  Heard on_pull(uint16_t aggregator, uint32_t chunk, std::span<const uint8_t> payload, Nanos now);
+  // ---- events; false for what is malformed
+  bool on_pull(uint16_t aggregator, uint32_t chunk, std::span<const uint8_t> payload, Nanos now);
   // Takes a part of CLOSE, COMMIT or FOLD. `longest`: bytes of a message of this op at most.
-  Heard on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
-                   std::span<const uint8_t> payload, uint64_t longest);
+  bool on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
+                  std::span<const uint8_t> payload, uint64_t longest);
   void on_fold(const Fold& fold);
   // Takes a result that was summed in this process. `payload`: null where it is in place.
   void take_own(uint16_t aggregator, uint32_t chunk, const uint8_t* payload, Nanos now);
@@ -65,7 +62,6 @@ class WorkerHalf {
     MessageReceiver close;
     MessageReceiver commit;
   };
-  bool on_whole(uint16_t aggregator, wire::Kind kind, wire::Reader& reader);
   bool on_close(uint16_t aggregator, wire::Reader& reader);
   bool on_commit(uint16_t aggregator, wire::Reader& reader);
   void apply(uint32_t chunk, const uint8_t* payload, Nanos now);

@@ -58,11 +58,6 @@ void PullLedger::judge(uint32_t index) {
   if (region.arrived + region.losable < region.results) return;
   region.enough = true;
   --open_;
-  fresh_.push_back(index);
-}
-
-std::vector<uint32_t> PullLedger::take_enough() {
-  return std::exchange(fresh_, {});
 }
 
 Bitmap PullLedger::missing() const {

@@ -26,8 +26,6 @@ class PullLedger {
   bool closed() const { return closed_; }
   // True when every region has enough; never before CLOSE.
   bool enough() const { return closed_ && open_ == 0; }
-  // The regions that got enough since the last call.
-  std::vector<uint32_t> take_enough();
   // The missing results of the regions that need more.
   Bitmap missing() const;
 
@@ -50,7 +48,6 @@ class PullLedger {
   std::vector<Region> regions_;
   uint32_t open_ = 0;  // regions without enough
   bool closed_ = false;
-  std::vector<uint32_t> fresh_;
 };
 
 }  // namespace gradwire

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "proto/base/bitmap.h"
 #include "proto/plan/grid.h"
@@ -46,6 +47,8 @@ class PullReceiver {
 
   // The ledger of a lossy pull, else null.
   PullLedger* ledger() { return ledger_ ? &*ledger_ : nullptr; }
+  // True once: ENOUGH of a lossy pull is due.
+  bool tell_enough() { return !std::exchange(told_enough_, true); }
   // The passes of the results under control "probe", else null.
   PassReceiver* passes() { return passes_ ? &*passes_ : nullptr; }
 
@@ -62,6 +65,7 @@ class PullReceiver {
   Bitmap wanted_;
   std::optional<PullLedger> ledger_;
   std::optional<PassReceiver> passes_;
+  bool told_enough_ = false;
 };
 
 }  // namespace gradwire

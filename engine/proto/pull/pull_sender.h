@@ -35,20 +35,21 @@ class StreamPull : public StreamSender {
   size_t due() const override { return list_.size(); }
 };
 
-// LossyPull ends region by region, once the worker has enough of each. It may never need a lost
-// result, so fresh ones go first.
+// LossyPull ends once the worker says that it has enough. It may never need a lost result, so fresh
+// ones go first.
 class LossyPull : public StreamPull {
  public:
-  LossyPull(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-            const std::vector<uint32_t>& finished);
+  LossyPull(const Grid& grid, const Grid::Shard& shard, const std::vector<uint32_t>& finished)
+      : StreamPull(grid, shard, finished, false), over_(shard.size() == 0) {}
 
-  bool settled() const override { return regions_left_ == 0; }
-  bool stop_region(uint32_t region) override;
+  bool settled() const override { return over_; }
+  void finish() override {
+    over_ = true;
+    for (const uint32_t chunk : list_) forget(chunk);
+  }
 
  private:
-  uint32_t end_;               // chunk
-  std::vector<uint8_t> open_;  // by region: more is needed
-  uint32_t regions_left_ = 0;
+  bool over_;
 };
 
 }  // namespace gradwire

@@ -87,7 +87,6 @@ void bind_pull(nb::module_& module) {
           "size"_a, "results"_a, "needed"_a)
       .def("closed", &PullLedger::closed)
       .def("enough", &PullLedger::enough)
-      .def("take_enough", &PullLedger::take_enough)
       .def("missing", [](const PullLedger& self) { return members(self.missing()); });
 
   nb::class_<CommittedPull>(module, "CommittedPull")
