@@ -83,16 +83,20 @@ void check_fragments(Input& input) {
       for (uint32_t i = 0, total = 2 + number * 7; i < total; ++i)
         whole.push_back(static_cast<uint8_t>(i * 5 + number));
     const auto total = static_cast<uint32_t>(whole.size());
-    const uint32_t size = 1 + input.below(total);
-    const uint32_t offset = input.below(total);
-    const uint32_t end = std::min(total, offset + size);
+    const auto count = static_cast<uint8_t>(1 + input.below(total));
+    const wire::Fragment fragment{number, static_cast<uint16_t>(total),
+                                  static_cast<uint8_t>(input.below(count)), count};
     if (input.below(8) == 0) {  // of other lengths, or beyond its end
       const std::vector<uint8_t> part = input.take(input.below(64));
-      reassembly.add(number + 1000, input.number(total), input.number(offset), part, 600);
+      reassembly.add({number + 1000, static_cast<uint16_t>(input.number(total)),
+                      static_cast<uint8_t>(input.below(256)), count},
+                     part, 600);
       continue;
     }
+    if (fragment.offset() >= total) continue;
+    const uint32_t bytes = std::min(fragment.each(), total - fragment.offset());
     const auto got =
-        reassembly.add(number, total, offset, std::span(whole).subspan(offset, end - offset), 600);
+        reassembly.add(fragment, std::span(whole).subspan(fragment.offset(), bytes), 600);
     if (!got.empty())
       expect(std::equal(got.begin(), got.end(), whole.begin(), whole.end()),
              "a datagram of fragments is whole");

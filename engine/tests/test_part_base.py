@@ -153,85 +153,81 @@ def test_a_message_holds_memory_for_what_has_arrived_whatever_length_it_claims()
 WHOLE = bytes(range(100, 130))
 
 
-@pytest.mark.parametrize(
-    "cuts",
-    [
-        [(0, 30)],
-        [(0, 10), (10, 20), (20, 30)],
-        [(20, 30), (0, 10), (10, 20)],
-        [(0, 12), (24, 30), (12, 24)],
-        [(0, 10), (0, 10), (20, 30), (20, 30), (10, 20)],  # repeated
-    ],
-)
-def test_a_datagram_is_whole_once_with_its_last_byte(cuts: list[tuple[int, int]]) -> None:
-    reassembly = Reassembly()
-    for start, end in cuts:
-        whole = reassembly.add(7, 30, start, WHOLE[start:end], 30)
-        assert whole == (WHOLE if (start, end) == cuts[-1] else b"")
-    assert reassembly.add(7, 30, 0, WHOLE[:10], 30) == b""  # a late copy
+def fragment(index: int, count: int, whole: bytes = WHOLE) -> tuple[int, int, int, bytes]:
+    """The datagram's length, the fragment's number, how many there are, and its bytes."""
+    each = -(-len(whole) // count)
+    return len(whole), index, count, whole[index * each : (index + 1) * each]
 
 
 @pytest.mark.parametrize(
-    "cuts",
+    ("count", "order"),
     [
-        [(0, 10), (5, 15), (20, 30)],  # it overlaps
-        [(0, 10), (10, 18), (20, 30)],  # it is shorter than another
-        [(0, 10), (20, 30), (12, 22)],  # it reaches into the last one
-        [(0, 10), (20, 30), (18, 30)],  # there is a last one
-        [(0, 10), (15, 30)],
-        [(10, 20), (10, 30)],  # what precedes the last one is not there
+        (1, [0]),
+        (3, [0, 1, 2]),
+        (3, [2, 0, 1]),
+        (4, [0, 3, 2, 1]),  # the last one is shorter
+        (3, [0, 0, 2, 2, 1]),  # repeated
     ],
 )
-def test_fragments_with_gaps_between_them_are_no_datagram(cuts: list[tuple[int, int]]) -> None:
+def test_a_datagram_is_whole_once_with_its_last_fragment(count: int, order: list[int]) -> None:
     reassembly = Reassembly()
-    for start, end in cuts:
-        assert reassembly.add(7, 30, start, WHOLE[start:end], 30) == b""
+    for at, index in enumerate(order):
+        whole = reassembly.add(7, *fragment(index, count), 30)
+        assert whole == (WHOLE if at == len(order) - 1 else b"")
+    assert reassembly.add(7, *fragment(0, 3), 30) == b""  # it begins again
 
 
-@given(st.integers(2, 400), st.integers(1, 400), st.randoms(use_true_random=False))
+def test_fragments_of_another_division_are_no_part_of_a_datagram() -> None:
+    reassembly = Reassembly()
+    for index, count in [(0, 3), (1, 2), (1, 3), (2, 3)]:
+        assert reassembly.add(7, *fragment(index, count), 30) == b""
+
+
+@given(st.integers(2, 400), st.integers(1, 255), st.randoms(use_true_random=False))
 def test_fragments_in_any_order_and_again_are_one_datagram(
-    total: int, size: int, random: Random
+    total: int, count: int, random: Random
 ) -> None:
     whole = random.randbytes(total)
-    parts = [(at, whole[at : at + size]) for at in range(0, total, size)]
+    parts = [index for index in range(count) if fragment(index, count, whole)[3]]
     coming = parts + random.choices(parts, k=3)
     random.shuffle(coming)
     reassembly = Reassembly()
-    reassembly.add(3, 400, 0, b"?" * 30, 400)  # of another datagram in the same place
+    reassembly.add(3, *fragment(0, 2), 400)  # of another datagram in the same place
     seen: set[int] = set()
-    for at, part in coming:
-        seen.add(at)
+    for index in coming:
+        seen.add(index)
         done = len(seen) == len(parts)
-        assert reassembly.add(67, total, at, part, 400) == (whole if done else b"")
+        assert reassembly.add(67, *fragment(index, count, whole), 400) == (whole if done else b"")
         if done:
             seen.clear()  # what comes now belongs to a repeat
 
 
 def test_a_datagram_that_goes_again_is_whole_by_fragments_of_both_times() -> None:
     reassembly = Reassembly()
-    assert reassembly.add(7, 30, 0, b"a" + WHOLE[1:10], 30) == b""
-    assert reassembly.add(7, 30, 20, WHOLE[20:], 30) == b""
-    assert reassembly.add(7, 30, 0, b"b" + WHOLE[1:10], 30) == b""  # its header is the latest
-    assert reassembly.add(7, 30, 10, WHOLE[10:20], 30) == b"b" + WHOLE[1:]
+    assert reassembly.add(7, *fragment(0, 3, b"a" + WHOLE[1:]), 30) == b""
+    assert reassembly.add(7, *fragment(2, 3), 30) == b""
+    again = b"b" + WHOLE[1:]
+    assert reassembly.add(7, *fragment(0, 3, again), 30) == b""  # its header is the latest
+    assert reassembly.add(7, *fragment(1, 3), 30) == again
 
 
 @pytest.mark.parametrize(
-    ("total", "offset", "part", "most"),
+    ("index", "part", "most"),
     [
-        (30, 10, WHOLE[10:], 29),  # longer than allowed
-        (30, 10, b"", 30),
-        (30, 30, b"!", 30),
-        (30, 11, WHOLE[10:], 30),  # beyond the end
-        (30, 2**32 - 1, WHOLE[10:], 30),
+        (1, WHOLE[10:20], 29),  # longer than allowed
+        (1, b"", 30),
+        (1, WHOLE[10:19], 30),
+        (1, WHOLE[10:21], 30),
+        (3, WHOLE[:10], 30),  # beyond the end
+        (255, WHOLE[:10], 30),
     ],
 )
-def test_a_fragment_that_does_not_fit_is_ignored(
-    total: int, offset: int, part: bytes, most: int
-) -> None:
+def test_a_fragment_that_does_not_fit_is_ignored(index: int, part: bytes, most: int) -> None:
     reassembly = Reassembly()
-    reassembly.add(7, 30, 0, WHOLE[:10], 30)
-    assert reassembly.add(7, total, offset, part, most) == b""
-    assert reassembly.add(7, 30, 10, WHOLE[10:], 30) == WHOLE
+    reassembly.add(7, *fragment(0, 3), 30)
+    assert reassembly.add(7, 30, index, 3, part, most) == b""
+    assert reassembly.add(7, *fragment(1, 3), 30) == b""
+    assert reassembly.add(7, *fragment(2, 3), 30) == WHOLE
 
 
 @pytest.mark.parametrize(("number", "kept"), [(7 + 63, True), (7 + 64, False)])
@@ -239,15 +235,15 @@ def test_a_newer_datagram_takes_the_place_of_the_sixty_fourth_before_it(
     number: int, kept: bool
 ) -> None:
     reassembly = Reassembly()
-    reassembly.add(7, 30, 0, WHOLE[:10], 30)
-    reassembly.add(number, 30, 0, WHOLE[:10], 30)
-    assert reassembly.add(7, 30, 10, WHOLE[10:], 30) == (WHOLE if kept else b"")
+    reassembly.add(7, *fragment(0, 2), 30)
+    reassembly.add(number, *fragment(0, 2), 30)
+    assert reassembly.add(7, *fragment(1, 2), 30) == (WHOLE if kept else b"")
 
 
 def test_bytes_of_another_length_under_the_same_number_are_no_part_of_a_datagram() -> None:
     reassembly = Reassembly()
-    reassembly.add(7, 29, 0, WHOLE[:10], 30)
-    assert reassembly.add(7, 30, 10, WHOLE[10:], 30) == b""
+    reassembly.add(7, *fragment(0, 2, WHOLE[:29]), 30)
+    assert reassembly.add(7, *fragment(1, 2), 30) == b""
 
 
 # ---------------------------------------------------------------------------- memory

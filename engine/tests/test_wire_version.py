@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (11, "62cec9ec6fd4ef5b")
+FORMATS = (11, "e33fbc2c3c828f9f")
 """The version, and the fingerprint of the formats that it stands for."""
 
 

@@ -80,7 +80,8 @@ void write_fragment(uint8_t* at, const Common& common, const Fragment& fragment)
   write_common(at, common);
   at = put(at + kCommonBytes, fragment.number);
   at = put(at, fragment.total);
-  put(at, fragment.offset);
+  at = put(at, fragment.index);
+  put(at, fragment.count);
 }
 
 std::optional<Fragment> read_fragment(std::span<const uint8_t> datagram) {
@@ -88,8 +89,10 @@ std::optional<Fragment> read_fragment(std::span<const uint8_t> datagram) {
   Reader reader(datagram.subspan(kCommonBytes));
   const auto number = reader.get<uint32_t>();
   const auto total = reader.get<uint16_t>();
-  const auto offset = reader.get<uint16_t>();
-  return Fragment{number, total, offset};
+  const auto index = reader.get<uint8_t>();
+  const auto count = reader.get<uint8_t>();
+  if (count == 0) return std::nullopt;
+  return Fragment{number, total, index, count};
 }
 
 void write_pass(uint8_t* at, const Pass& pass) {

@@ -98,12 +98,17 @@ inline uint64_t stamp_of(int64_t time) {
   return static_cast<uint64_t>(time) & ((uint64_t{1} << kStampBits) - 1);
 }
 
-// FRAGMENT carries the bytes from `offset` on of a datagram; all its fragments have one number.
+// FRAGMENT carries a part of a datagram; all its fragments have one number, and one length but for
+// the last, which may be shorter.
 inline constexpr size_t kFragmentBytes = kCommonBytes + 8;
 struct Fragment {
   uint32_t number;
   uint16_t total;  // bytes of the datagram
-  uint16_t offset;
+  uint8_t index;
+  uint8_t count;  // fragments of the datagram
+
+  uint32_t each() const { return (total + count - 1u) / count; }  // bytes
+  uint32_t offset() const { return index * each(); }
 };
 
 // Flags of a reliable packet's header.

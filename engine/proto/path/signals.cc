@@ -268,21 +268,21 @@ void Path::split(Train& train) {
   }
   train.control = std::move(whole);
   const auto total = static_cast<uint32_t>(train.control.size());
-  const uint32_t most = limit.bytes() - static_cast<uint32_t>(wire::kFragmentBytes);
-  const uint32_t number = fragments_of(train.control, most);
-  train.count = 0;
-  train.total_bytes = 0;
-  for (uint32_t at = 0; at < total; at += most) {
-    const uint32_t bytes = std::min(most, total - at);
+  constexpr auto fixed = static_cast<uint32_t>(wire::kFragmentBytes);
+  const uint32_t most = limit.bytes() - fixed;
+  wire::Fragment fragment{fragments_of(train.control, most), static_cast<uint16_t>(total), 0,
+                          static_cast<uint8_t>((total + most - 1) / most)};
+  train.count = train.total_bytes = 0;
+  for (; fragment.offset() < total; ++fragment.index) {
+    const uint32_t bytes = std::min(fragment.each(), total - fragment.offset());
     uint8_t* const header = train.next_header();
-    wire::write_fragment(header, port.header(wire::Kind::fragment),
-                         {number, static_cast<uint16_t>(total), static_cast<uint16_t>(at)});
-    train.spans[2 * train.count] = {header, wire::kFragmentBytes};
-    train.spans[2 * train.count + 1] = {train.control.data() + at, bytes};
-    train.total_bytes += static_cast<uint32_t>(wire::kFragmentBytes) + bytes;
+    wire::write_fragment(header, port.header(wire::Kind::fragment), fragment);
+    train.spans[2 * train.count] = {header, fixed};
+    train.spans[2 * train.count + 1] = {train.control.data() + fragment.offset(), bytes};
+    train.total_bytes += fixed + bytes;
     ++train.count;
   }
-  train.segment_bytes = limit.bytes();
+  train.segment_bytes = fixed + fragment.each();
   ++port.counters.fragmented;
 }
 
@@ -292,9 +292,8 @@ std::span<const uint8_t> Path::on_fragment(std::span<const uint8_t> datagram) {
     ++port.counters.malformed;
     return {};
   }
-  const auto whole =
-      fragments.arriving.add(fragment->number, fragment->total, fragment->offset,
-                             datagram.subspan(wire::kFragmentBytes), port.config.datagram_bytes);
+  const auto whole = fragments.arriving.add(*fragment, datagram.subspan(wire::kFragmentBytes),
+                                            port.config.datagram_bytes);
   if (whole.empty()) return {};
   const auto head = wire::read_common(whole);
   const wire::Common own = port.header(wire::Kind::fragment);

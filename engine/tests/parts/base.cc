@@ -70,11 +70,11 @@ void bind_base(nb::module_& module) {
       .def(nb::init<>())
       .def(
           "add",
-          [](Reassembly& self, uint32_t number, uint32_t total, uint32_t offset,
+          [](Reassembly& self, uint32_t number, uint16_t total, uint8_t index, uint8_t count,
              const nb::bytes& part, uint32_t most) {
-            return bytes_of(self.add(number, total, offset, span_of(part), most));
+            return bytes_of(self.add({number, total, index, count}, span_of(part), most));
           },
-          "number"_a, "total"_a, "offset"_a, "part"_a, "most"_a);
+          "number"_a, "total"_a, "index"_a, "count"_a, "part"_a, "most"_a);
 }
 
 }  // namespace gradwire::parts
