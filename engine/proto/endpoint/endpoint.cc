@@ -40,7 +40,14 @@ bool Endpoint::next_event(Event& event) {
 
 Counters Endpoint::counters() const {
   Counters counters = port_.counters;
-  counters.now.memory = port_.memory.held();
+  const DelayWindow& receives = port_.receiver.window();
+  counters.now = {.memory = port_.memory.held(),
+                  .rtprop = paths_.rtprop(),
+                  .queue_delay = receives.queue_delay(),
+                  .btlbw = port_.btlbw(),
+                  .send_window = port_.sender.window().bytes(),
+                  .receive_window = receives.bytes(),
+                  .path_limit = paths_.longest_datagram()};
   return counters;
 }
 

@@ -43,7 +43,7 @@ void Endpoint::act(Op& op, Nanos now) {
   due_.retire |= out.retires;
   if (out.report) {
     OpCost& cost = out.report->cost;
-    cost.rtprop = port_.counters.now.rtprop = paths_.rtprop();
+    cost.rtprop = paths_.rtprop();
     cost.btlbw = port_.btlbw();
     if (timeline_.on())
       timeline_.note(now, Timeline::What::ended, Timeline::kNobody, static_cast<int64_t>(op.id));

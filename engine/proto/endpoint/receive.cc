@@ -43,7 +43,7 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
     ++packets;
     bytes += datagram.size();
     path->life.note(now);
-    path->news.limit |= path->limit.arrived(datagram.size());
+    path->limit.arrived(datagram.size());
     const bool good = wire::is_reliable(head->kind)
                           ? on_reliable(*path, datagram, run, now)
                           : on_packet(*path, head->kind, datagram, run, now);
@@ -102,7 +102,6 @@ bool Endpoint::on_packet(Path& path, wire::Kind kind, Datagram datagram, Path::R
 void Endpoint::act(Path& path, Nanos now) {
   const Path::News news = std::exchange(path.news, {});
   changes_.touch(path);
-  if (news.limit) port_.counters.now.path_limit = paths_.longest_datagram();
   if (news.suspect) emit(Event::Type::suspect, path.peer);
   if (news.connected) emit(Event::Type::connected, path.peer);
   if (news.failure) return fail(news.failure, now);
@@ -285,9 +284,6 @@ void Endpoint::flush(Nanos now) {
     for (const uint16_t peer : arrived_)
       if (Path* path = paths_.find(peer); path && path->share_credit(now)) changes_.touch(*path);
     arrived_.clear();
-    port_.counters.now.send_window = port_.sender.window().bytes();
-    port_.counters.now.receive_window = port_.receiver.window().bytes();
-    port_.counters.now.queue_delay = port_.receiver.window().queue_delay();
   }
   catch_up();
 }

@@ -156,8 +156,6 @@ void Path::teach(const wire::Ack& ack, const std::function<double()>& windows, N
   port.sender.on_ack({peer, port.acked.bytes, loss_to.reported, Nanos{ack.queue_us} * kMicrosecond,
                       rtt.round(), rtt.minimum(), recovery.largest_acked_sent()},
                      windows, now);
-  port.counters.now.btlbw = port.btlbw();
-  port.counters.now.send_window = port.sender.window().bytes();
 }
 
 bool Path::lost(const Recovery::Lost& each) {
@@ -284,7 +282,6 @@ void Path::lower_limit(uint32_t bytes, Nanos now) {
 }
 
 void Path::limit_fell() {
-  news.limit = true;
   if (limit.bytes() < wire::kMinDatagram) {
     news.failure = {"the path to " + port.config.name(peer) + " carries datagrams of " +
                         std::to_string(limit.bytes()) + " bytes at the most, of the " +

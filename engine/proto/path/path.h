@@ -68,7 +68,6 @@ struct Path {
   struct News {
     bool connected = false;  // the peer has answered for the first time
     bool suspect = false;    // the driver shall find the longest datagram on the route
-    bool limit = false;      // the longest datagram may have changed
     Failure failure;         // the path carries nothing useful any more
   };
   // Standing is what the path was when it last adapted.

@@ -35,11 +35,9 @@ class PathLimit {
   // The peer claims that it can send no more than this; 0: it claims nothing. A new claim begins a
   // trial of this way, which an acknowledged datagram of the present length ends.
   void claimed(uint32_t bytes, Nanos now);
-  // A datagram has arrived. A longer one than the peer claims to send refutes it; true if it did.
-  bool arrived(size_t bytes) {
-    if (claim_ == 0 || bytes <= claim_) return false;
-    claim_ = 0;
-    return true;
+  // A datagram has arrived. A longer one than the peer claims to send refutes it.
+  void arrived(size_t bytes) {
+    if (bytes > claim_) claim_ = 0;
   }
   // The longest datagram that the path carries both ways, as far as known.
   uint32_t both_ways() const { return claim_ ? std::min(bytes_, claim_) : bytes_; }

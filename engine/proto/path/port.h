@@ -27,7 +27,6 @@ struct Port {
                   c.endpoint >= c.workers, c.engines}),
         dscp(c.dscp) {
     memory.limit = c.memory_limit;
-    counters.now.path_limit = c.datagram_bytes;
   }
 
   const EndpointConfig config;

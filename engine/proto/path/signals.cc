@@ -132,7 +132,6 @@ bool Path::on_ping(const wire::Ping& ping, std::span<const uint8_t> rest, Nanos 
   const auto claim = wire::Reader(rest).get<uint16_t>();
   if (claim && claim < wire::kMinDatagram) return false;
   limit.claimed(claim, now);
-  news.limit = true;
   // Before the first answer there is nothing to set against what the peer says.
   if (claim && !life.connected) lower_limit(claim, now);
   life.pong_now = true;
@@ -151,7 +150,7 @@ void Path::on_pong(const wire::Ping& ping, Nanos now) {
     if (limit.bytes() < before) {
       limit_fell();
     } else {
-      news.limit = life.ping_now = true;  // the PING no longer carries the old length
+      life.ping_now = true;  // the PING no longer carries the old length
     }
   }
   // The answered ping had the agreed length, or the length that the path has turned out to carry.
