@@ -32,23 +32,16 @@ class Liveness {
     last_heard = now;
     heard = true;
   }
-  // The interval of pings. It is short at first, and after a long silence, which heavy loss may
-  // cause too. `failed`: this endpoint has failed, and looks for no peer.
-  Nanos interval(const Times& times, bool failed, Nanos now) const {
-    if (!connected) return calling(times);
-    const bool silent = !failed && now - last_heard > long_silence(times);
-    return silent ? times.interval / kUrgentPings : times.interval;
-  }
-  bool ping_due(const Times& times, bool failed, Nanos now) const {
-    return now - last_ping >= interval(times, failed, now);
-  }
-  // The time of the next ping, if nothing is heard until then.
+  // The time of the next ping, if nothing is heard until then. Pings follow each other quickly at
+  // first, and after a long silence, which heavy loss may cause too. `failed`: this endpoint has
+  // failed, and looks for no peer.
   Nanos next_ping(const Times& times, bool failed) const {
     if (!connected) return last_ping + calling(times);
     const Nanos usual = last_ping + times.interval;
     if (failed) return usual;
-    const Nanos silent = last_heard + long_silence(times) + 1;
-    return std::min(usual, std::max(silent, last_ping + times.interval / kUrgentPings));
+    const Nanos long_silence = std::min(kSilentPings * times.interval, times.timeout / 2);
+    return std::min(
+        usual, std::max(last_heard + long_silence + 1, last_ping + times.interval / kUrgentPings));
   }
 
  private:
@@ -57,9 +50,6 @@ class Liveness {
   Nanos calling(const Times& times) const {
     return std::clamp((last_ping - called) / 2, kConnectPing,
                       std::max(kConnectPing, times.interval));
-  }
-  static Nanos long_silence(const Times& times) {
-    return std::min(kSilentPings * times.interval, times.timeout / 2);
   }
 
   // The first interval of pings.

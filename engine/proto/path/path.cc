@@ -222,7 +222,7 @@ Nanos Path::next_check(Nanos now) const {
 }
 
 void Path::check_pings(Nanos now) {
-  if (!life.ping_due(port.ping_times(), port.failed, now)) return;
+  if (life.next_ping(port.ping_times(), port.failed) > now) return;
   life.last_ping = now;
   // The sign of life of an endpoint that has failed is its failure: a ping would keep a peer
   // waiting to which all ERRORs so far were lost.

@@ -229,8 +229,6 @@ void bind_path(nb::module_& module) {
       .def_rw("connected", &Liveness::connected)
       .def_rw("last_ping", &Liveness::last_ping)
       .def("note", &Liveness::note, "now"_a)
-      .def("interval", &Liveness::interval, "times"_a, "failed"_a, "now"_a)
-      .def("ping_due", &Liveness::ping_due, "times"_a, "failed"_a, "now"_a)
       .def("next_ping", &Liveness::next_ping, "times"_a, "failed"_a);
 
   nb::class_<Stash>(module, "Stash")
