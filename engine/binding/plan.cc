@@ -296,7 +296,8 @@ void bind_plan(nb::module_& module) {
         const Waits& w = r.cost.waits;
         std::vector<std::pair<int64_t, int64_t>> all;
         for (const Waits::Most& most :
-             {w.opened, w.pushed, w.pulled, w.queued, w.resent.most(), w.missed.most(), w.burst})
+             {w.opened, w.pushed, w.pulled, w.queued, Waits::most_of(w.resent),
+              Waits::most_of(w.missed), w.burst})
           all.emplace_back(most.peer == Waits::kNobody ? -1 : most.peer, most.value);
         return all;
       });

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <map>
 
 #include "proto/base/time.h"
 
@@ -21,42 +21,28 @@ struct Waits {
       if (noted > value) *this = {from, noted};
     }
   };
-  // Tally counts packets by endpoint.
-  class Tally {
-   public:
-    void add(uint16_t peer, uint64_t packets) {
-      if (peer >= counts_.size()) counts_.resize(peer + size_t{1});
-      counts_[peer] += packets;
-    }
-    void add(const Tally& other) {
-      for (size_t peer = 0; peer < other.counts_.size(); ++peer)
-        add(static_cast<uint16_t>(peer), other.counts_[peer]);
-    }
-    Most most() const {
-      Most found;
-      for (size_t peer = 0; peer < counts_.size(); ++peer)
-        found.note(static_cast<uint16_t>(peer), static_cast<int64_t>(counts_[peer]));
-      return found;
-    }
-
-   private:
-    std::vector<uint64_t> counts_;
-  };
+  using Tally = std::map<uint16_t, int64_t>;  // packets by endpoint
+  static Most most_of(const Tally& tally) {
+    Most found;
+    for (const auto& [peer, packets] : tally) found.note(peer, packets);
+    return found;
+  }
 
   // Adds what another part of the op waits for at the same endpoint.
   void add(const Waits& other) {
     for (const auto most :
          {&Waits::opened, &Waits::pushed, &Waits::pulled, &Waits::queued, &Waits::burst})
       (this->*most).note((other.*most).peer, (other.*most).value);
-    resent.add(other.resent);
-    missed.add(other.missed);
+    for (const auto tally : {&Waits::resent, &Waits::missed})
+      for (const auto& [peer, packets] : other.*tally) (this->*tally)[peer] += packets;
   }
   // A packet has arrived: its number, the largest before it, and how long it queued.
   void arrived(uint16_t peer, uint64_t number, uint64_t largest, Nanos queue) {
     queued.note(peer, queue);
     if (largest == 0 || number <= largest + 1) return;
-    missed.add(peer, number - largest - 1);
-    burst.note(peer, static_cast<int64_t>(number - largest - 1));
+    const auto gap = static_cast<int64_t>(number - largest - 1);
+    missed[peer] += gap;
+    burst.note(peer, gap);
   }
 
   // Times since the op started here.

@@ -119,7 +119,7 @@ uint32_t TrainWriter::write(Op& op, const Chunks& chunks, bool twin) {
   op.traffic.add(count * packet.bytes, count);
   if (chunks.again || twin) {
     op.traffic.retransmissions += count;
-    op.waits.resent.add(path_.peer, count);
+    op.waits.resent[path_.peer] += count;
     path_.port.counters.retransmissions += count;
     path_.counted.retransmissions += count;
   }
