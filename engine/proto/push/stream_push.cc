@@ -68,7 +68,6 @@ bool StreamPush::stop_region(uint32_t region) {
   if (region >= ledger_.size() || plan_.spend == Spend::nothing ||
       plan_.regions[region].bound == 0.0)
     return false;
-  if (std::exchange(ledger_[region].stopped, true)) return true;
   const Grid::Shard part = grid_.part({begin_, end()}, region);
   for (uint32_t c = part.begin; c < part.end; ++c) settle(c, State::done);
   return true;

@@ -36,7 +36,6 @@ class StreamPush : public StreamSender {
   struct Ledger {
     uint64_t received = 0;  // elements acknowledged
     uint64_t forgiven = 0;
-    bool stopped = false;
   };
   bool room(uint32_t chunk) const;
   void forgive_queued();

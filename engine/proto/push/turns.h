@@ -50,16 +50,13 @@ class Turns {
     entry.rank = rank;
     entry.next = std::exchange(head_[chunk], slot);
     entry.buffer = memory_.buffer_of(payload);
+    entry.at = payload.data();
     if (entry.buffer) {
       ++entry.buffer->holders;
-      entry.at = payload.data();
       return;
     }
-    if (!spare_.empty()) {
-      entry.bytes = std::move(spare_.back());
-      spare_.pop_back();
-    }
     entry.bytes.assign(payload.begin(), payload.end());
+    entry.at = entry.bytes.data();
     count(cost(payload.size()));
   }
   // Takes the waiting contribution of a rank, which lives until release(); null when it has not
@@ -69,36 +66,36 @@ class Turns {
     while (*link != kNone && waiting_[*link].rank != rank) link = &waiting_[*link].next;
     if (*link == kNone) return nullptr;
     const uint32_t slot = *link;
-    *link = std::exchange(waiting_[slot].next, free_);
-    free_ = slot;
-    if (Buffer* const buffer = std::exchange(waiting_[slot].buffer, nullptr)) {
-      released_.push_back(buffer);
-      return waiting_[slot].at;
-    }
-    taken_.push_back(std::move(waiting_[slot].bytes));  // a free slot keeps no memory
-    count(-cost(taken_.back().size()));
-    return taken_.back().data();
+    taken_.push_back(slot);
+    *link = waiting_[slot].next;
+    return waiting_[slot].at;
   }
   // Those taken are in the sum.
   void release() {
-    for (std::vector<uint8_t>& bytes : taken_)
-      if (spare_.size() < kMostSpare) spare_.push_back(std::move(bytes));
+    for (const uint32_t slot : taken_) {
+      Waiting& entry = waiting_[slot];
+      entry.next = std::exchange(free_, slot);
+      if (Buffer* const buffer = std::exchange(entry.buffer, nullptr)) {
+        --buffer->holders;
+        continue;
+      }
+      count(-cost(entry.bytes.size()));
+      if (slot > kMostSpare) entry.bytes = {};
+    }
     taken_.clear();
-    for (Buffer* const buffer : released_) --buffer->holders;
-    released_.clear();
   }
 
  private:
   // No entry of waiting_.
   static constexpr uint32_t kNone = 0;
-  // Buffers of contributions that have been taken, kept for others.
+  // Entries that keep the memory of their last contribution for the next one.
   static constexpr size_t kMostSpare = 64;
   struct Waiting {
     uint32_t next;
     uint16_t rank;
-    Buffer* buffer;  // where it stays, at `at`; null: it is copied
+    Buffer* buffer;  // where it stays; null: it is copied
     const uint8_t* at;
-    std::vector<uint8_t> bytes;
+    std::vector<uint8_t> bytes;  // the copy
   };
   void count(uint64_t bytes) {
     bytes_ += bytes;
@@ -109,9 +106,7 @@ class Turns {
   Zeroed<uint16_t> turn_;         // by chunk of the shard
   Zeroed<uint32_t> head_;         // by chunk: its list in waiting_
   std::vector<Waiting> waiting_;  // entry 0 stands for none
-  std::vector<std::vector<uint8_t>> spare_;
-  std::vector<std::vector<uint8_t>> taken_;
-  std::vector<Buffer*> released_;
+  std::vector<uint32_t> taken_;   // entries, until release()
   uint32_t free_ = kNone;
   uint64_t bytes_ = 0;  // this op's part of memory_.waiting
 };
