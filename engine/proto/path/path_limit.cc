@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "wire/packet.h"
 
@@ -98,9 +99,8 @@ void PathLimit::begin(uint32_t bytes, Nanos now, Nanos interval) {
 }
 
 void PathLimit::end() {
-  on_trial_ = false;
   waiting_ = 0;
-  pings_.clear();
+  if (std::exchange(on_trial_, false)) pings_.clear();
 }
 
 // The length of a trial's next shorter ping: the shortest ones in turn until one is answered, then
@@ -134,9 +134,9 @@ uint32_t PathLimit::next_longer(Nanos now) {
 uint32_t PathLimit::ping(Nanos now, uint64_t stamp) {
   if (now < next_ping()) return 0;
   if (!on_trial_) {
-    if (tried_ == 0) longer_.clear();
+    if (tried_ == 0) pings_.clear();
     const uint32_t bytes = next_longer(now);
-    if (bytes) longer_.push_back({stamp, bytes, now});
+    if (bytes) pings_.push_back({stamp, bytes, now});
     return bytes;
   }
   next_ = now + (now < quick_until_ ? interval_ : std::max(interval_, kSlowInterval));
@@ -148,18 +148,17 @@ uint32_t PathLimit::ping(Nanos now, uint64_t stamp) {
 }
 
 bool PathLimit::answered(uint64_t stamp, Nanos now, Nanos round) {
-  const auto is_it = [stamp](const Ping& ping) { return ping.stamp == stamp; };
-  if (const auto longer = std::ranges::find_if(longer_, is_it);
-      longer != longer_.end() && longer->bytes > bytes_) {
-    bytes_ = longer->bytes;
+  const auto at = std::ranges::find(pings_, stamp, &Ping::stamp);
+  if (at == pings_.end()) return false;
+  const uint32_t bytes = at->bytes;
+  pings_.erase(at);
+  if (bytes > bytes_) {
+    bytes_ = bytes;
     end();
     if (!reduced()) next_longer_ = kNever;
     return true;
   }
-  const auto at = std::ranges::find_if(pings_, is_it);
-  if (at == pings_.end()) return false;
-  const uint32_t bytes = at->bytes;
-  pings_.erase(at);
+  if (!on_trial_) return false;
   if (bytes >= longest_) {
     end();
     return false;

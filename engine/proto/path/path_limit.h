@@ -90,7 +90,7 @@ class PathLimit {
   Nanos quick_until_ = 0;  // pings go at intervals until then, and more rarely after it
   Nanos next_ = 0;
   uint32_t turn_ = 0;
-  std::vector<Ping> pings_;  // without an answer so far
+  std::vector<Ping> pings_;  // without an answer so far; of longer lengths where there is no trial
   uint32_t answers_ = 0;     // answers to shorter pings
   uint32_t best_ = 0;        // the longest of these
 
@@ -98,7 +98,6 @@ class PathLimit {
   Nanos next_longer_ = kNever;       // when the next longer length is tried
   Nanos longer_after_ = kFirstRise;  // the time from one round of longer lengths to the next
   uint32_t tried_ = 0;               // the latest length of this round; 0: it has not begun
-  std::vector<Ping> longer_;         // of this round, without an answer so far
 };
 
 }  // namespace gradwire
