@@ -78,19 +78,12 @@ std::string check_messages(const OpSpec& spec, const EndpointConfig& config) {
   if (spec.plan.datagram_bytes > config.datagram_bytes)
     return "plan: datagram_bytes is " + std::to_string(spec.plan.datagram_bytes) + "; at most " +
            std::to_string(config.datagram_bytes) + " are agreed";
-  const uint64_t all = Grid::count(spec.plan, config.datagram_bytes);
-  if (longest_message(spec.plan, all, plan_bytes) <= kMaxMessage) return "";
-  const Grid grid(spec.plan, config.datagram_bytes, config.aggregators(), config.engine,
-                  config.engines);
-  for (const Grid::Shard& shard : grid.shards) {
-    const uint64_t longest = longest_message(spec.plan, shard.size(), plan_bytes);
-    if (longest <= kMaxMessage) continue;
-    return op_name(spec.op) + ": a shard of " + std::to_string(shard.size()) +
-           " chunks has control messages of up to " + std::to_string(longest) + " bytes; at most " +
-           std::to_string(kMaxMessage) +
-           " are allowed: use longer datagrams, smaller buckets or more servers";
-  }
-  return "";
+  const uint64_t chunks = Grid::count(spec.plan, config.datagram_bytes);
+  const uint64_t longest = longest_message(spec.plan, chunks, plan_bytes);
+  if (longest <= kMaxMessage) return "";
+  return op_name(spec.op) + ": " + std::to_string(chunks) +
+         " chunks may have control messages of " + std::to_string(longest) + " bytes; at most " +
+         std::to_string(kMaxMessage) + " are allowed: use longer datagrams or smaller buckets";
 }
 
 }  // namespace gradwire
