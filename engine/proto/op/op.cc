@@ -225,12 +225,9 @@ Fate Op::on_pass_packet(uint16_t peer, const wire::Header& header, std::span<con
   // The aggregator is the receiver of a push and the sender of a pull.
   const bool push = pass->way == wire::Way::push;
   const bool probe = kind == wire::Kind::probe;
-  if (push == probe) {
-    if (!sums_for(peer)) return Fate::malformed;
-  } else {
-    if (!pulls_from(peer)) return Fate::malformed;
-    if (done()) return Fate::taken;
-  }
+  const bool for_sum = push == probe;
+  if (for_sum ? !sums_for(peer) : !pulls_from(peer)) return Fate::malformed;
+  if (!for_sum && done()) return Fate::taken;
   if (probe) return fate_of(on_probe(peer, *pass));
   return fate_of(on_pass_answer(peer, header, *pass, payload.subspan(wire::kPassBytes), now));
 }
