@@ -2,6 +2,7 @@
 
     python tools/constants.py                          # all constants
     python tools/constants.py --only delay_window      # those whose name contains this
+    python tools/constants.py --groups far known       # on these kinds of networks alone
     python tools/constants.py --set KEY=VALUE …        # these values together
 
 The constants are those that tools/engine_counts.py counts. A copy of the engine is built in which
@@ -13,15 +14,16 @@ doubled. A second seed shows how far figures lie apart by chance.
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -139,8 +141,8 @@ def build() -> Path:
 # ---------------------------------------------------------------------------- the networks
 
 
-def situations() -> list[Any]:
-    """Return the networks on which the constants are tried: quick ones of each kind."""
+def situations(groups: Collection[str] = ()) -> list[Any]:
+    """Return the networks on which the constants are tried: quick ones of each kind, or of some."""
     from gradwire_lab.bench.network_groups import GROUPS
 
     wanted = {
@@ -174,13 +176,12 @@ def situations() -> list[Any]:
         for each in GROUPS[group]()
         if any(name in f"{each.group} {each.name}" for name in names)
     ]
-    return [*chosen, yielding()]
+    return [each for each in (*chosen, yielding()) if not groups or each.group in groups]
 
 
 def yielding() -> Any:
     """Return a job beside four flows of TCP, for a shorter time than the judge has."""
     from dataclasses import replace
-    from functools import partial
 
     from gradwire_lab.bench import network_scenes
 
@@ -188,13 +189,13 @@ def yielding() -> Any:
     return replace([*network_scenes.tcp()][1], name="A, 4 ranks beside 4 TCP", play=play)
 
 
-def figures(module: str) -> Rows:
-    """Run all situations on an engine, in this process, each with two seeds."""
+def figures(module: Path, groups: Collection[str], seeds: int) -> Rows:
+    """Run all situations on an engine, in this process, each with so many seeds."""
     import importlib.util
 
     import gradwire
 
-    found = importlib.util.spec_from_file_location("gradwire._engine", module)
+    found = importlib.util.spec_from_file_location("gradwire._engine", str(module))
     assert found is not None
     assert found.loader is not None
     engine = importlib.util.module_from_spec(found)
@@ -202,8 +203,8 @@ def figures(module: str) -> Rows:
     found.loader.exec_module(engine)
     vars(gradwire)["_engine"] = engine
     rows: Rows = {}
-    for each in situations():
-        for seed in range(2):
+    for each in situations(groups):
+        for seed in range(seeds):
             try:
                 rows[f"{each.name} #{seed}"] = each.figures(seed)
             except ValueError as error:
@@ -211,20 +212,28 @@ def figures(module: str) -> Rows:
     return rows
 
 
-def run(module: Path, values: Mapping[str, float]) -> Rows:
-    """Run all situations in a process of its own, with these constants; none where it fails."""
-    environment = {f"{PREFIX}{key}": repr(value) for key, value in values.items()}
-    done = subprocess.run(
-        [sys.executable, __file__, "--worker", str(module)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        print(done.stderr[-2000:], file=sys.stderr)
-        return {}
-    rows: Rows = json.loads(done.stdout)
+def run(
+    module: Path, values: Mapping[str, float], groups: Collection[str] = (), seeds: int = 2
+) -> Rows:
+    """Run all situations in a process of its own, with these constants; none where it fails.
+
+    It is a fork, since torch takes longer to import than a quick network to run.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work() -> None:
+        os.environ.update({f"{PREFIX}{key}": repr(value) for key, value in values.items()})
+        sender.send(figures(module, groups, seeds))
+
+    process = context.Process(target=work)
+    process.start()
+    sender.close()
+    try:
+        rows: Rows = receiver.recv()
+    except EOFError:
+        rows = {}
+    process.join()
     return rows
 
 
@@ -281,27 +290,28 @@ def main() -> None:
     parser.add_argument("--only", default="", help="constants whose key contains this")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--groups", nargs="+", default=[], help="kinds of networks: grid, far, …")
+    parser.add_argument("--seeds", type=int, choices=(1, 2), default=2)
     arguments = parser.parse_args()
-    if arguments.worker:
-        print(json.dumps(figures(arguments.worker)))
-        return
+    import gradwire_lab.bench.network_groups  # noqa: F401  # for all forks
+
     constants = copy_of_engine(BUILD / "source")
-    module = build()
-    base = run(module, {})
+    try_out = partial(run, build(), groups=arguments.groups, seeds=arguments.seeds)
+    base = try_out({})
     if arguments.set:
         values = dict(each.split("=") for each in arguments.set)
         if unknown := values.keys() - {each.key for each in constants}:
             parser.error(f"--set: {', '.join(sorted(unknown))} is no constant")
         numbers = {key: float(value) for key, value in values.items()}
-        print(text_of(" ".join(arguments.set), compare(base, run(module, numbers))))
+        print(text_of(" ".join(arguments.set), compare(base, try_out(numbers))))
         return
-    print(text_of("another seed", of_another_seed(base)), flush=True)
+    if arguments.seeds > 1:
+        print(text_of("another seed", of_another_seed(base)), flush=True)
     trials = [
         (each, value) for each in constants if arguments.only in each.key for value in each.changed
     ]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        running = [pool.submit(run, module, {each.key: value}) for each, value in trials]
+        running = [pool.submit(try_out, {each.key: value}) for each, value in trials]
         for (each, value), future in zip(trials, running, strict=True):
             name = f"{each.key} {each.value:g} -> {value:g}"
             print(text_of(name, compare(base, future.result())), flush=True)
