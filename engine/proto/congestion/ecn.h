@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "proto/base/train.h"
+#include "proto/recovery/rtt.h"
 
 namespace gradwire {
 
@@ -32,12 +33,6 @@ struct EcnSeen {
 // EcnPath decides whether a path carries ECT(0), and finds which packets sent were marked.
 class EcnPath {
  public:
-  // Packets go Not-ECT after this many probe time-outs in a row in which no ECT packet has ever
-  // been acknowledged. If then a Not-ECT packet is acknowledged first, the path drops ECT packets
-  // (RFC 9000 §13.4.2.1). The second condition is our own: a peer that stalls causes the same
-  // time-outs, but acknowledges everything later.
-  static constexpr uint32_t kTries = 3;
-
   // True when the next packet goes as ECT(0).
   bool capable() const { return !failed_ && !doubted_; }
   bool failed() const { return failed_; }
@@ -49,8 +44,12 @@ class EcnPath {
     not_ect_acked_ |= !ect;
     if (ect) doubted_ = false;
   }
+  // Packets go Not-ECT after some probe time-outs in a row in which no ECT packet has ever been
+  // acknowledged. If then a Not-ECT packet is acknowledged first, the path drops ECT packets (RFC
+  // 9000 §13.4.2.1). The second condition is our own: a peer that stalls causes the same time-outs,
+  // but acknowledges everything later.
   void timed_out(uint32_t in_a_row) {
-    if (sent_ > 0 && acked_ == 0 && in_a_row >= kTries) doubted_ = true;
+    if (sent_ > 0 && acked_ == 0 && in_a_row >= kInARow) doubted_ = true;
   }
   // Counts an ECT packet that goes again. Under heavy loss repeats come before any time-out; as
   // many as a long train are not all lost by chance.

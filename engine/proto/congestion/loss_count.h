@@ -7,6 +7,7 @@
 
 #include "proto/base/time.h"
 #include "proto/recovery/path_profile.h"
+#include "proto/recovery/rtt.h"
 
 namespace gradwire {
 
@@ -41,7 +42,7 @@ class LossCount {
   const Period& ended() const { return ended_; }
 
   // Packets: a longer run is one loss of the path, however long.
-  static constexpr double kRun = 3;
+  static constexpr double kRun = kInARow;
   // The time of a period at least: packets that come later count as lost.
   static constexpr Nanos kTime = kLongRtprop;
 

@@ -21,7 +21,7 @@ constexpr double kOther = 2;
 // Periods of LossCount for which losses of before a change may still be counted, since a packet
 // counts as lost when it cannot come late any more. With one of them a trial judges what was
 // before it.
-constexpr Nanos kSettled = 3;
+constexpr Nanos kSettled = kInARow;
 // The factor of the room where losses were too many, and at a mark.
 constexpr double kCut = 0.9;
 // The time for which losses that were this end's own are taken for that.

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "proto/recovery/rtt.h"
+
 namespace gradwire {
 
 class SlowStart {
@@ -26,7 +28,7 @@ class SlowStart {
     } else if (limited) {
       ++flat_rounds_;
     }
-    if (ends || (ramps && flat_rounds_ >= kFlatRounds)) on_ = false;
+    if (ends || (ramps && flat_rounds_ >= kInARow)) on_ = false;
   }
 
   // The rate grows by this factor per round while the pipe is not full (BBR). A long path is paced
@@ -34,8 +36,6 @@ class SlowStart {
   static constexpr double kStillGrows = 1.25;
 
  private:
-  // Rounds without such growth that end slow start (BBR).
-  static constexpr uint32_t kFlatRounds = 3;
   bool on_ = true;
   bool doubles_ = true;
   double best_rate_ = 0;      // bytes/s: of one round

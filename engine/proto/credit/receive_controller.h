@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "proto/base/time.h"
+#include "proto/base/train.h"
 #include "proto/congestion/delay_window.h"
 #include "proto/congestion/loss_count.h"
 #include "proto/congestion/queue_delay.h"
@@ -99,18 +100,17 @@ class ReceiveController {
   // Appends the peers whose share is computed after a batch although nothing arrived from them:
   // all in turn, since what arrives changes the share of every sender.
   void add_turns(std::vector<uint16_t>& peers);
-  // The packets of a sender after which it gets an ACK. At least three go for each share of credit:
-  // with fewer the sender waits, and each takes as much of the return path as a tenth of a chunk.
-  // `lossy`: ACKs are lost heavily; with fewer, what has arrived would be sent again.
+  // The packets of a sender after which it gets an ACK, those of a train at most. At least three go
+  // for each share of credit: with fewer the sender waits, and each takes as much of the return
+  // path as a tenth of a chunk. `lossy`: ACKs are lost heavily; with fewer, what has arrived would
+  // be sent again.
   static uint32_t packets_per_ack(const Credit& grant, bool lossy) {
-    return lossy ? 1 : std::min(grant.share / kAcksPerShare, kMostPerAck);
+    return lossy ? 1 : std::min<uint32_t>(grant.share / kAcksPerShare, Train::kMaxSegments);
   }
 
  private:
   // ACKs for each share of credit.
   static constexpr uint32_t kAcksPerShare = 3;
-  // Packets of an ACK at most.
-  static constexpr uint32_t kMostPerAck = 64;
   size_t endpoints_;
   uint32_t wire_bytes_;
   bool server_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "proto/base/time.h"
+#include "proto/recovery/rtt.h"
 
 namespace gradwire {
 
@@ -37,8 +38,9 @@ class LossMeter {
   static constexpr double kMost = 0.95;
   // Packets that the mean covers: enough to judge a share by.
   static constexpr double kPackets = 96;
-  // Packets below which a share is too uncertain to report.
-  static constexpr double kFewest = 8;
+  // Packets below which a share is too uncertain to report: each would be more of it than a sample
+  // is of a moving mean.
+  static constexpr double kFewest = kSmoothing;
 
  private:
   Nanos last_ = 0;

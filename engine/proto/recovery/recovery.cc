@@ -7,9 +7,6 @@
 namespace gradwire {
 
 namespace {
-// Packets sent later that have arrived before a packet counts as lost, while none was reordered
-// (RFC 8985 §6.2).
-constexpr uint64_t kPacketThreshold = 3;
 // The reordering window is one part of so many of RTprop before any reordering (RFC 8985 §6.2).
 constexpr Nanos kReordering = 4;
 // Doublings of the time-out of a peer that is heard, and of a silent one, at most.
@@ -100,12 +97,12 @@ Nanos Recovery::reordering_window() const {
 }
 
 // A packet is lost once a packet sent later has been acknowledged and the reordering window has
-// passed. Packets that arrive in order need no window: three later ones are enough.
+// passed. Packets that arrive in order need no window: a few later ones are enough.
 void Recovery::detect_losses(Nanos now, std::vector<Lost>& lost) {
   loss_due_ = kNever;
   const Nanos window = largest_rtt_ + reordering_window();
   for (uint64_t n = sent_.lowest(); n < largest_acked_; n = sent_.after(n)) {
-    const bool ordered = !early_.any() && n + kPacketThreshold <= largest_acked_;
+    const bool ordered = !early_.any() && n + kInARow <= largest_acked_;
     const Nanos due = sent_.train(n).time + window;
     if (!ordered && due > now) {
       loss_due_ = due;
@@ -144,8 +141,7 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   const bool talks = timeouts_ > 1 && heard > answer_due;
   const bool worth_trying = !full && (rtt.profile().probes_window || (talks && !throttled));
   const uint32_t halvings = std::max(timeouts_, 2U) - 2;
-  probes_ = worth_trying ? std::max(kFewProbes,
-                                    static_cast<uint32_t>(kFirstWindow) >> std::min(halvings, 31U))
+  probes_ = worth_trying ? std::max(kFewProbes, kFirstWindow >> std::min(halvings, kFirstWindow))
                          : kFewProbes;
   uint32_t again = 0;
   for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; n = sent_.after(n)) {

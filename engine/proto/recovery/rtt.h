@@ -46,6 +46,10 @@ class WindowedMin {
 // senders send unasked, and what a probe time-out of a path that is worth it sends.
 inline constexpr uint32_t kFirstWindow = 24;
 
+// So many in a row are no chance: packets that overtake a missing one while none was reordered (RFC
+// 8985 §6.2), rounds in which a rate does not grow (BBR), time-outs.
+inline constexpr uint32_t kInARow = 3;
+
 // A new sample is one part of so many of a moving mean (RFC 9002 §5.3).
 inline constexpr Nanos kSmoothing = 8;
 // A time-out adds so many deviations, whose mean covers as many samples (RFC 9002 §5.3, §6.2.1).
