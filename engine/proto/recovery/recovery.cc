@@ -136,13 +136,11 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   // On a long path a time-out sends a round's first window. It does so on a short path too when
   // packets of the peer arrive but no ACKs, unless the circuit breaker has tripped: then the path
   // most likely loses, or the peer is late. When the peer has no room nothing was lost, so little
-  // is sent. Each time-out in a row halves it: what goes may be what fills the port.
+  // is sent.
   const bool full = refused_ >= sent_.lowest();
   const bool talks = timeouts_ > 1 && heard > answer_due;
   const bool worth_trying = !full && (rtt.profile().probes_window || (talks && !throttled));
-  const uint32_t halvings = std::max(timeouts_, 2U) - 2;
-  probes_ = worth_trying ? std::max(kFewProbes, kFirstWindow >> std::min(halvings, kFirstWindow))
-                         : kFewProbes;
+  probes_ = worth_trying ? kFirstWindow : kFewProbes;
   uint32_t again = 0;
   for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; n = sent_.after(n)) {
     // A chunk that goes in passes is not sent again now; the next one of its pass takes its place.
