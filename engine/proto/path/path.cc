@@ -15,9 +15,9 @@ constexpr size_t kMostEarly = Stash::kMost / 2;
 constexpr uint64_t kFewProbes = 2;
 // A path without an answer for this long may not carry datagrams of the agreed length.
 constexpr Nanos kTrialAfter = 1 * kSecond;
-// Packets of a train under heavy loss, or while nothing is acknowledged: a short queue, a small
-// buffer or a policer may lose longer trains for good.
-constexpr uint64_t kLossyTrain = 1;
+// Packets of a train under heavy loss: a short queue, a small buffer or a policer may lose longer
+// ones for good. With one the calls of fast hosts take more time than the network does.
+constexpr uint64_t kLossyTrain = 2;
 // The interval of pings in such a trial, at the start, when many peers may be late.
 constexpr Nanos kTrialInterval = 50 * kMillisecond;
 }  // namespace
@@ -308,8 +308,11 @@ uint32_t Path::most_packets(bool probe, uint64_t window) const {
   const uint64_t most =
       probe ? std::min<uint64_t>(recovery.probes(), std::max<uint64_t>(kFewProbes, window))
             : std::min({credit(), window, uint64_t{port.sender.quantum()}});
-  const bool lost = standing.lossy || recovery.unanswered();
-  return static_cast<uint32_t>(lost ? std::min(most, kLossyTrain) : most);
+  if (!standing.lossy && !recovery.unanswered()) return static_cast<uint32_t>(most);
+  // Where nothing is acknowledged, two may not fit either; nor may two long ones.
+  const bool longer = port.config.wire_bytes() > kFullPacket;
+  const uint64_t fit = longer || recovery.unanswered() ? 1 : kLossyTrain;
+  return static_cast<uint32_t>(std::min(most, fit));
 }
 
 bool Path::holds(Nanos now, Nanos& until) {
