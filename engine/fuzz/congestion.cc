@@ -141,7 +141,8 @@ class Case {
     expect(std::isfinite(sender_.window().rate()) && sender_.window().rate() >= 0, "a rate is one");
     if (in_flight_ == 0) expect(sender_.room(now_) > 0, "an empty window has room");
     const double credit = receiver_.window().bytes();
-    expect(std::isfinite(credit) && credit >= 4.0 * kWireBytes, "a receive window stays open");
+    // Where losses take its room, it has a packet for each sender.
+    expect(std::isfinite(credit) && credit >= 2.0 * kWireBytes, "a receive window stays open");
     expect(sender_.window().target() > 0 && receiver_.window().target() > 0, "a target is a time");
   }
 

@@ -218,7 +218,7 @@ uint64_t Path::write_control(Nanos now, Train& train) {
   recovery.send(packet, {&handle, 1}, now);
   uint8_t* at = begin_control(train, peer, bytes);
   wire::write_header(at, header_of(packet, frame.part, standing.backlog, now));
-  std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
+  std::ranges::copy(frame.payload, at + wire::kHeaderBytes);
   end_control(train, bytes, port.dscp, packet.ect ? kEct0 : kNotEct);
   sent(train, now);
   return frame.op;
