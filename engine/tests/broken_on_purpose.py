@@ -1107,8 +1107,8 @@ BREAKS = (
         0,
         "trains are as long as ever where most are lost",
         PROTO + "path/path.cc",
-        "lost ? std::min(most, kLossyTrain) : most",
-        "lost ? std::min(most, 64 * kLossyTrain) : most",
+        "longer || !standing.lossy ? 1 : kLossyTrain;",
+        "64 * kLossyTrain;",
         SIM + "fuzz.py",
     ),
     Break(

@@ -222,11 +222,23 @@ def test_one_ack_of_the_longest_ends_the_suspicion() -> None:
 def test_what_goes_again_and_again_is_suspected_where_longer_ones_went_only_twice() -> None:
     limit = PathLimit(1_472)
     send(limit, 2, 1_472)
-    send(limit, 7, 281, 400 * MS)  # the longer ones may still come to be more
-    send(limit, 8, 281, 600 * MS)
-    assert limit.next_timer(ROUND) == 1_100 * MS
-    assert limit.suspect(1_100 * MS, ROUND)
-    assert limit.ping(1_100 * MS, 1) == 281
+    limit.acked(100)
+    send(limit, 9, 100, 100 * MS)  # those arrive
+    assert limit.next_timer(ROUND) == NEVER
+    send(limit, 7, 281, 400 * MS)  # they may go for the first time
+    assert limit.next_timer(ROUND) == NEVER
+    send(limit, 6, 281, 600 * MS)
+    assert limit.suspect(600 * MS, ROUND)
+
+
+def test_short_ones_that_arrive_do_not_hide_long_ones_that_never_do() -> None:
+    limit = PathLimit(1_472)
+    for second in range(8):
+        send(limit, 1, 1_472, second * SECOND)
+        assert not limit.on_trial()
+        send(limit, 1, 300, second * SECOND + 600 * MS)
+        limit.acked(300)
+    assert limit.suspect(8 * SECOND, ROUND)
 
 
 def try_path(

@@ -309,9 +309,10 @@ uint32_t Path::most_packets(bool probe, uint64_t window) const {
       probe ? std::min<uint64_t>(recovery.probes(), std::max<uint64_t>(kFewProbes, window))
             : std::min({credit(), window, uint64_t{port.sender.quantum()}});
   if (!standing.lossy && !recovery.unanswered()) return static_cast<uint32_t>(most);
-  // Where nothing is acknowledged, two may not fit either; nor may two long ones.
+  // Where nothing is acknowledged although little is lost, as far as known, two may not fit either;
+  // nor may two long ones.
   const bool longer = port.config.wire_bytes() > kFullPacket;
-  const uint64_t fit = longer || recovery.unanswered() ? 1 : kLossyTrain;
+  const uint64_t fit = longer || !standing.lossy ? 1 : kLossyTrain;
   return static_cast<uint32_t>(std::min(most, fit));
 }
 

@@ -61,21 +61,31 @@ void PathLimit::claimed(uint32_t bytes, Nanos now) {
   if (bytes && bytes < bytes_) try_out(now, kInterval);
 }
 
+// All lengths above those that are acknowledged count, since what the path does not carry may go
+// again and again in several; shorter ones only after a while, when they hardly go for the first
+// time.
 void PathLimit::sent(uint32_t bytes, Nanos now, uint32_t count) {
   bytes = std::min(bytes, bytes_);  // what is longer goes in fragments
-  // A longer one that went only now and then says little; what goes again and again is shorter.
-  const bool rare = !on_trial_ && waiting_ < kFewest && now - since_ > kPatience;
-  if (waiting_ == 0 || bytes > longest_ || (rare && bytes < longest_)) {
-    longest_ = bytes;
-    waiting_ = count;
+  if (waiting_ == 0 && !on_trial_) {
+    longest_ = of_longest_ = carried_ = 0;
     since_ = now;
-  } else if (bytes == longest_) {
-    waiting_ += count;
   }
+  const bool goes_again = now - since_ > kPatience;
+  if (bytes <= carried_ || (bytes < longest_ && !goes_again)) return;
+  waiting_ += count;
+  if (bytes > longest_) {
+    longest_ = bytes;
+    of_longest_ = 0;
+  }
+  if (bytes == longest_) of_longest_ += count;
 }
 
 void PathLimit::acked(uint32_t bytes) {
-  if (std::min(bytes, bytes_) >= longest_) end();
+  bytes = std::min(bytes, bytes_);
+  if (bytes >= longest_) return end();
+  if (bytes <= carried_) return;
+  carried_ = bytes;
+  waiting_ = of_longest_;  // how many of the others were as short is not known
 }
 
 bool PathLimit::suspect(Nanos now, Nanos round) {

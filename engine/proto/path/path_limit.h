@@ -80,9 +80,11 @@ class PathLimit {
   uint32_t agreed_;
   uint32_t tag_;
   uint32_t bytes_;
-  uint32_t longest_ = 0;  // longest datagram sent lately, and since one as long was acknowledged
-  uint32_t waiting_ = 0;  // unacknowledged datagrams of that length
-  Nanos since_ = 0;       // when the first of them was sent
+  uint32_t longest_ = 0;     // longest datagram sent since one as long was acknowledged
+  uint32_t carried_ = 0;     // the longest that was acknowledged since
+  uint32_t waiting_ = 0;     // unacknowledged datagrams above that length
+  uint32_t of_longest_ = 0;  // those of the longest
+  Nanos since_ = 0;          // when the first of them was sent
 
   bool on_trial_ = false;
   Nanos began_ = 0;
