@@ -101,7 +101,7 @@ void PathLimit::try_out(Nanos now, Nanos interval) {
 void PathLimit::begin(uint32_t bytes, Nanos now, Nanos interval) {
   on_trial_ = true;
   longest_ = bytes;
-  began_ = next_ = now;
+  since_ = next_ = now;
   interval_ = interval;
   quick_until_ = now + kQuick;
   turn_ = answers_ = best_ = 0;
@@ -182,7 +182,7 @@ bool PathLimit::answered(uint64_t stamp, Nanos now, Nanos round) {
   const auto unanswered = std::count_if(pings_.begin(), pings_.end(), [&](const Ping& ping) {
     return ping.bytes == longest_ && now - ping.time > 2 * round;
   });
-  if (answers_ < kEnough || unanswered < kEnough || now - began_ < kShortest) return false;
+  if (answers_ < kEnough || unanswered < kEnough || now - since_ < kShortest) return false;
   return lower(best_, now);
 }
 

@@ -84,10 +84,9 @@ class PathLimit {
   uint32_t carried_ = 0;     // the longest that was acknowledged since
   uint32_t waiting_ = 0;     // unacknowledged datagrams above that length
   uint32_t of_longest_ = 0;  // those of the longest
-  Nanos since_ = 0;          // when the first of them was sent
+  Nanos since_ = 0;          // when the first of them was sent, or the trial began
 
   bool on_trial_ = false;
-  Nanos began_ = 0;
   Nanos interval_ = 0;
   Nanos quick_until_ = 0;  // pings go at intervals until then, and more rarely after it
   Nanos next_ = 0;
