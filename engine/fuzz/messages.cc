@@ -83,7 +83,7 @@ void check_fragments(Input& input) {
       for (uint32_t i = 0, total = 2 + number * 7; i < total; ++i)
         whole.push_back(static_cast<uint8_t>(i * 5 + number));
     const auto total = static_cast<uint32_t>(whole.size());
-    const auto count = static_cast<uint8_t>(1 + input.below(total));
+    const auto count = static_cast<uint8_t>(1 + input.below(std::min(total, 255U)));
     const wire::Fragment fragment{number, static_cast<uint16_t>(total),
                                   static_cast<uint8_t>(input.below(count)), count};
     if (input.below(8) == 0) {  // of other lengths, or beyond its end
