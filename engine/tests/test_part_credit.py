@@ -279,21 +279,20 @@ def test_eight_peers_have_their_turn_after_each_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rtprop", "eager", "demand", "outdated"),
+    ("rtprop", "demand", "outdated"),
     [
-        (40 * MS, False, 100, True),
-        (40 * MS, False, 0, False),
-        (40 * MS, True, 100, False),  # nothing is left of such a push but copies
-        (5 * MS, False, 100, False),  # the next report comes at once
+        (40 * MS, 100, True),
+        (40 * MS, 0, False),
+        (5 * MS, 100, False),  # the next report comes at once
     ],
 )
 def test_a_stop_outdates_a_demand_on_a_long_path(
-    rtprop: int, eager: bool, demand: int, outdated: bool
+    rtprop: int, demand: int, outdated: bool
 ) -> None:
     receiver = controller()
     grant = Credit()
     receiver.credit.ask(grant, demand)
-    assert grant.outdated(rtprop, eager) == outdated
+    assert grant.outdated(rtprop) == outdated
 
 
 def test_a_demand_is_lowered_and_never_raised() -> None:

@@ -24,9 +24,7 @@ struct Credit {
   // True when a STOP outdates the demand. On a short path the next report comes at once, and copies
   // that must be sent again count as well. A push that ends where an eager close does (`eager`)
   // leaves nothing but copies.
-  bool outdated(Nanos rtprop, bool eager) const {
-    return demand && profile_of(rtprop).outdates_demand && !eager;
-  }
+  bool outdated(Nanos rtprop) const { return demand && profile_of(rtprop).outdates_demand; }
 };
 
 // CreditPool divides a receiver's window among its senders.

@@ -185,7 +185,7 @@ struct Path {
   // Computes the peer's share of the window anew; true when it should learn it at once.
   bool share_credit(Nanos now);
   // The peer can want no more than this, since a STOP has outdated what it asked for.
-  bool outdated() const { return grant.outdated(recovery.rtt.minimum(), false); }
+  bool outdated() const { return grant.outdated(recovery.rtt.minimum()); }
   void lower_demand(uint64_t most) { port.receiver.credit.lower(grant, most); }
 
   // ---- acknowledgements

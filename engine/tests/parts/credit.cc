@@ -13,7 +13,7 @@ void bind_credit(nb::module_& module) {
       .def_ro("part", &Credit::part)
       .def_ro("granted", &Credit::granted)
       .def_rw("granted_sent", &Credit::granted_sent)
-      .def("outdated", &Credit::outdated, "rtprop"_a, "eager"_a);
+      .def("outdated", &Credit::outdated, "rtprop"_a);
   nb::class_<CreditPool>(module, "CreditPool")
       .def(nb::init<uint32_t, uint32_t>(), "senders"_a, "standing"_a)
       .def_static("standing_for", &CreditPool::standing_for, "senders"_a, "engines"_a = 1)
