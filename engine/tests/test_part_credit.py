@@ -286,9 +286,7 @@ def test_eight_peers_have_their_turn_after_each_batch() -> None:
         (5 * MS, 100, False),  # the next report comes at once
     ],
 )
-def test_a_stop_outdates_a_demand_on_a_long_path(
-    rtprop: int, demand: int, outdated: bool
-) -> None:
+def test_a_stop_outdates_a_demand_on_a_long_path(rtprop: int, demand: int, outdated: bool) -> None:
     receiver = controller()
     grant = Credit()
     receiver.credit.ask(grant, demand)

@@ -40,16 +40,16 @@ class CircuitBreaker {
         static_cast<double>(sent_) < LossMeter::kFewest ? 0.0 : std::max(told_ / bytes_, declared);
     sent_ = lost_ = 0;
     bytes_ = told_ = 0;
-    if (2 * loss <= 1) {
+    if (loss <= kHalf) {
       bad_ = tried_ = 0;
       next_ = kPatience;
-      if (loss < kHeavyLoss) factor_ = std::min(1.0, 2 * factor_);
+      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ / kHalf);
       return;
     }
     ++bad_;
     if (tried_ == 0) {
       if (bad_ >= next_) cut(loss);
-    } else if (2 * (before_ - loss) > 1.0 - before_) {
+    } else if (loss < before_ - kHalf * (1.0 - before_)) {
       cut(loss);
     } else {
       take_back();
@@ -65,14 +65,14 @@ class CircuitBreaker {
 
  private:
   void cut(double loss) {
-    factor_ /= 2;
+    factor_ *= kHalf;
     before_ = loss;
     tried_ = bad_;
   }
   // Undoes a cut after which as much was lost as before: other traffic causes the loss, so a lower
   // rate of ours helps nobody.
   void take_back() {
-    factor_ = std::min(1.0, 2 * factor_);
+    factor_ = std::min(1.0, factor_ / kHalf);
     tried_ = 0;
     next_ = 2 * bad_;
   }
@@ -81,6 +81,8 @@ class CircuitBreaker {
   static constexpr Nanos kInterval = 1 * kSecond;
   // The intervals of heavy loss in a row before the first cut: longer than any burst.
   static constexpr uint32_t kPatience = 5;
+  // The share of lost packets above which an interval counts as bad, and what a cut leaves.
+  static constexpr double kHalf = 0.5;
   Nanos start_ = 0;
   uint64_t sent_ = 0;
   uint64_t lost_ = 0;

@@ -38,60 +38,50 @@ class ClockDrift {
   // Takes a one-way delay, and by how much the last round trip was above the shortest. True when a
   // window has ended after which delays count from its least().
   bool add(Nanos delay, Nanos excess, Nanos now) {
-    const bool ended = now - start_ >= kWindow;
+    const bool ended = now - now_.start >= kWindow;
     const bool changed = ended && excess_ < kEmpty && take();
     if (ended) {
-      start_ = now;
-      now_ = {delay, now};
+      now_ = {now, delay, now};
       excess_ = kNever;
     }
-    if (delay < now_.delay) now_ = {delay, now};
+    if (delay < now_.least) now_ = {now_.start, delay, now};
     excess_ = std::min(excess_, excess);
     return changed;
   }
   // What a delay would be if the clocks had not drifted since the least delay of the last window.
   Nanos corrected(Nanos delay, Nanos now) const {
-    return delay - static_cast<Nanos>(rate_ * static_cast<double>(now - last_.least.at));
+    return delay - static_cast<Nanos>(rate_ * static_cast<double>(now - last_.at));
   }
-  Nanos least() const { return last_.least.delay; }
+  Nanos least() const { return last_.least; }
 
  private:
-  // With half of it late hosts make slopes of their own, and with twice of it a drift is found
-  // after ten seconds.
+  // Three of them show a drift, in a multiple of the time by which late hosts blur a slope.
   static constexpr Nanos kWindow = 2 * kSecond;
   // Late hosts alone lengthen the shortest round trip of a window by less.
   static constexpr auto kEmpty = static_cast<Nanos>(kHostQueue * kHostDelay);
   // Beside less the minimum of WindowedMin is young enough.
   static constexpr double kLittle = static_cast<double>(kEmpty) / WindowedMin::kWindow;
 
+  struct Window {
+    Nanos start = 0;
+    Nanos least = 0;  // delay
+    Nanos at = 0;     // the time when it was met
+  };
   bool take() {
-    const Window window{start_, now_};
-    const double slope = last_.start ? since(last_, window) : 0;
+    const double slope = last_.start ? static_cast<double>(now_.least - last_.least) /
+                                           static_cast<double>(now_.start - last_.start)
+                                     : 0;
     const double smaller =
         slope * slope_ <= 0 ? 0 : std::copysign(std::min(std::abs(slope), std::abs(slope_)), slope);
     const double before = std::exchange(rate_, std::abs(smaller) < kLittle ? 0 : smaller);
     slope_ = slope;
-    last_ = window;
+    last_ = now_;
     return rate_ != 0 || before != 0;
   }
 
-  struct Least {
-    Nanos delay = 0;
-    Nanos at = 0;
-  };
-  struct Window {
-    Nanos start = 0;
-    Least least;
-  };
-  static double since(const Window& from, const Window& to) {
-    return static_cast<double>(to.least.delay - from.least.delay) /
-           static_cast<double>(to.start - from.start);
-  }
-
-  Nanos start_ = -kWindow;  // of the present window
-  Least now_;
-  Nanos excess_ = kNever;
-  Window last_;  // that ended without a queue
+  Window now_{-kWindow};
+  Nanos excess_ = kNever;  // in the present window, at least
+  Window last_;            // that ended without a queue
   double slope_ = 0;
   double rate_ = 0;
 };

@@ -2,11 +2,11 @@
 // start; a path may carry less later, often without any error.
 //
 // The limit falls at once when the kernel reports a shorter length. Otherwise a trial decides (RFC
-// 8899). It begins when none of the longest datagrams has been acknowledged for a while, or when
-// the peer claims a shorter length: pings of the present length and of shorter ones go in turn. The
-// shortest come first, since their answer proves that the peer is there; then the best so far and
-// longer ones take turns. The limit falls only if shorter ones are answered and none of that length
-// is; loss hits both alike, so loss never lowers it.
+// 8899). It begins when of several datagrams longer than any acknowledged one none has been for a
+// while, or when the peer claims a shorter length: pings of the present length and of shorter ones
+// go in turn. The shortest come first, since their answer proves that the peer is there; then the
+// best so far and longer ones take turns. The limit falls only if shorter ones are answered and
+// none of that length is; loss hits both alike, so loss never lowers it.
 //
 // A limit that has fallen is tried larger again, ever more rarely: one ping of each longer length
 // goes, and the longest that is answered is the new limit.
