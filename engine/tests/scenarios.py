@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -83,12 +84,21 @@ class Heap(ctypes.Structure):
     ]
 
 
-def heap_bytes() -> int:
-    """What this process has allocated from C and C++, touched or not."""
+def heap_growth() -> Callable[[], int]:
+    """Tells what this process has allocated from C and C++ since, touched or not.
+
+    The garbage of earlier tests goes before: collected meanwhile, it would count as less growth.
+    """
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = Heap
-    heap = libc.mallinfo2()
-    return int(heap.uordblks + heap.hblkhd)
+
+    def heap_bytes() -> int:
+        heap = libc.mallinfo2()
+        return int(heap.uordblks + heap.hblkhd)
+
+    gc.collect()
+    before = heap_bytes()
+    return lambda: heap_bytes() - before
 
 
 def resident_bytes() -> int:

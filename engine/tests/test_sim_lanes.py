@@ -11,7 +11,7 @@ import pytest
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric, Link
 from packets import OPEN, in_parts, open_to_server, packet, part
-from scenarios import EAGER, gradients, heap_bytes, plan, random_job, rank_order_sum, same_bits
+from scenarios import EAGER, gradients, heap_growth, plan, random_job, rank_order_sum, same_bits
 
 LANES = (0, 1, 5, 4095)
 
@@ -147,7 +147,7 @@ def test_no_number_of_lanes_takes_more_than_the_memory_limit() -> None:
     message = open_to_server(elements, [(0, elements, 0.0)])
     fabric = Fabric(2, servers=1, memory_limit=limit)
     fabric.run(0.1, until_done=False)
-    before = heap_bytes()
+    grown = heap_growth()
     for lane in range(1, 2001):
         whole = in_parts(message, source=0, op=0, number=2 * lane, lane=lane)
         half = packet(OPEN, 0, 2 * lane + 1, 1, 0, part(4 << 20), lane=lane)
@@ -155,7 +155,7 @@ def test_no_number_of_lanes_takes_more_than_the_memory_limit() -> None:
             fabric.inject(0, 2, each)
         fabric.run(fabric.now + 1e-5, until_done=False)
         assert fabric.counters(2)["memory"] <= limit
-        assert heap_bytes() - before < limit + (4 << 20)
+        assert grown() < limit + (4 << 20)
     assert "memory_limit=16777216 " in fabric.failure(2)
 
 

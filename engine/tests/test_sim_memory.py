@@ -11,7 +11,7 @@ from gradwire.sim.fabric import Fabric, Link
 from packets import OPEN, PROBE, PUSH, in_parts, open_to_server, packet, part, part_bytes
 from scenarios import (
     gradients,
-    heap_bytes,
+    heap_growth,
     must_be_ok,
     plan,
     rank_order_sum,
@@ -36,10 +36,10 @@ def test_what_is_lost_again_and_again_takes_no_more_memory_each_time(direction: 
     sender = 0 if direction == "up" else 1
     while fabric.counters(sender)["retransmissions"] < 20_000:  # all has gone once
         assert not fabric.run(fabric.now + 0.1)
-    before = heap_bytes()
+    grown = heap_growth()
     most = 0
     while not fabric.run(fabric.now + 0.1):
-        most = max(most, heap_bytes() - before)
+        most = max(most, grown())
     must_be_ok(fabric)
     assert fabric.counters(sender)["retransmissions"] > 100_000
     assert most < 100_000
@@ -58,12 +58,12 @@ def met(workers: int, **options: Any) -> Fabric:
 def test_a_message_takes_what_has_come_of_it_not_what_it_is_said_to_be() -> None:
     """250 first parts of messages of 4 MiB each, which took a gigabyte."""
     fabric = met(2, servers=1)
-    before = heap_bytes()
+    grown = heap_growth()
     for op in range(250):
         fabric.inject(op % 2, 2, packet(OPEN, op % 2, 1 + op // 2, op, 0, part(4 << 20)))
     fabric.run(0.2, until_done=False)
     assert fabric.counters(2)["malformed"] == 0
-    assert heap_bytes() - before < 250 * 4096
+    assert grown() < 250 * 4096
     assert 250 * part_bytes() < fabric.counters(2)["memory"] < 250 * 4096
 
 
@@ -88,14 +88,14 @@ def test_what_ops_need_is_reserved_within_the_limit_before_it_is_allocated(regio
     lengths = [length] * (regions - 1) + [elements - length * (regions - 1)]
     message = open_to_server(elements, [(at * length, n, 0.0) for at, n in enumerate(lengths)])
     fabric = met(2, servers=1, memory_limit=limit)
-    before, number = heap_bytes(), 1
+    grown, number = heap_growth(), 1
     for op in range(100):
         for each in in_parts(message, source=0, op=op, number=number):
             fabric.inject(0, 2, each)
             number += 1
         fabric.run(fabric.now + 1e-5, until_done=False)
         assert fabric.counters(2)["memory"] <= limit
-        assert heap_bytes() - before < limit + (4 << 20)
+        assert grown() < limit + (4 << 20)
     assert fabric.failure(2) == ""
     assert fabric.counters(2)["memory"] > limit / 4
 
@@ -107,7 +107,7 @@ def test_no_flood_of_datagrams_takes_more_than_the_limit(servers: int) -> None:
     fabric = met(3, servers=servers, memory_limit=limit)
     target = 3 if servers else 0
     noise = random.Random(1)
-    before = heap_bytes()
+    grown = heap_growth()
     for number in range(1, 20_001):
         for source in (1, 2):
             op, chunk = noise.randrange(2000), noise.randrange(100)
@@ -117,7 +117,7 @@ def test_no_flood_of_datagrams_takes_more_than_the_limit(servers: int) -> None:
         if number % 100 == 0:
             fabric.run(fabric.now + 1e-5, until_done=False)
             assert fabric.counters(target)["memory"] <= limit
-            assert heap_bytes() - before < limit + (2 << 20)
+            assert grown() < limit + (2 << 20)
     assert fabric.counters(target)["memory"] > limit / 16
 
 
@@ -153,7 +153,7 @@ def test_answers_to_probes_that_nobody_takes_do_not_pile_up() -> None:
     fabric.set_link(0, "down", Link(loss=0.999))
     fabric.run(0.2, until_done=False)
     assert fabric.counters(2)["memory"] > 4 * elements
-    before = heap_bytes()
+    grown = heap_growth()
     for asked in range(1, 20_001):
         probe = struct.pack("<II", 0, asked)
         fabric.inject(0, 2, packet(PROBE, 0, 1 + asked, 0, 0, probe))
@@ -161,7 +161,7 @@ def test_answers_to_probes_that_nobody_takes_do_not_pile_up() -> None:
             fabric.run(fabric.now + 1e-5, until_done=False)
     assert fabric.failure(2) == ""
     assert fabric.counters(2)["malformed"] == 0
-    assert heap_bytes() - before < 8 << 20
+    assert grown() < 8 << 20
 
 
 # ---------------------------------------------------------------------------- what ops need
@@ -269,11 +269,11 @@ def test_what_is_reserved_for_an_op_is_enough_for_it(
     bounds = [(at * length, length, 0.1) for at in range(regions)]
     message = open_to_server(elements, bounds, **options)
     fabric = met(workers, servers=1, datagram_bytes=datagram_bytes)
-    before = heap_bytes()
+    grown = heap_growth()
     for each in in_parts(message, source=0, op=0, number=1, datagram_bytes=datagram_bytes):
         fabric.inject(0, workers, each)
     fabric.run(0.2, until_done=False)
     assert fabric.failure(workers) == ""
     reserved = fabric.counters(workers)["memory"]
-    assert 4 * elements < heap_bytes() - before <= reserved
+    assert 4 * elements < grown() <= reserved
     assert reserved < 3 * 4 * elements + workers * (2 * len(message) + elements / 4)
