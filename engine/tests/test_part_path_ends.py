@@ -177,8 +177,9 @@ TIMEOUT = 10 * SECOND
 @pytest.mark.parametrize(
     ("heard", "now", "rank", "cause"),
     [
-        ([0, 5], 10, None, None),
-        ([0, 5], 11, 1, "silence"),  # one of several: it is named
+        ([0, 7], 10, None, None),
+        ([0, 7], 11, 1, "silence"),  # one of several: it is named
+        ([0, 5], 11, 0, "silence"),  # the other one may not have been heard since, either
         ([0], 11, -1, "silence"),  # the only one: either side may be the cause
         ([0, 0, 0], 11, 0, "silence"),  # all: this host is cut off
         ([0, 0, 8], 11, 1, "silence"),  # two of three

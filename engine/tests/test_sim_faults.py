@@ -76,6 +76,20 @@ def test_a_host_that_is_cut_off_is_named_itself(direction: Direction) -> None:
         assert (done.error_rank, done.error_cause) == (1, "silence"), done.error
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_host_that_is_cut_off_under_loss_blames_no_other(seed: int) -> None:
+    """It heard some of the others last more than a second before it was cut off."""
+    link = Link(delay=1e-3, loss=0.2)
+    fabric = Fabric(4, link=link, peer_timeout=4.0, ping_interval=0.8, seed=seed)
+    fabric.run(5.0, until_done=False)
+    for peer in range(3):
+        fabric.partition(3, peer)
+    fabric.all_reduce(0, plan(10), gradients(4, 10), at=fabric.now)
+    fabric.run(30.0)
+    done = fabric.completion(3, 0)
+    assert (done.error_rank, done.error_cause) == (3, "silence"), f"seed {seed}: {done.error}"
+
+
 def test_of_two_that_do_not_hear_each_other_nobody_is_blamed() -> None:
     fabric = Fabric(2, peer_timeout=TIMEOUT, ping_interval=0.2)
     fabric.all_reduce(0, plan(MEGA), gradients(2, MEGA))

@@ -14,6 +14,8 @@ class Liveness {
   struct Times {
     Nanos interval;
     Nanos timeout;
+    // The silence after which pings go more often, so that a peer that lives is heard soon.
+    Nanos long_silence() const { return std::min(kSilentPings * interval, timeout / 2); }
   };
 
   Nanos last_heard = 0;
@@ -39,9 +41,8 @@ class Liveness {
     if (!connected) return last_ping + calling(times);
     const Nanos usual = last_ping + times.interval;
     if (failed) return usual;
-    const Nanos long_silence = std::min(kSilentPings * times.interval, times.timeout / 2);
-    return std::min(
-        usual, std::max(last_heard + long_silence + 1, last_ping + times.interval / kUrgentPings));
+    return std::min(usual, std::max(last_heard + times.long_silence() + 1,
+                                    last_ping + times.interval / kUrgentPings));
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "proto/base/text.h"
+#include "proto/path/liveness.h"
 
 namespace gradwire {
 
@@ -18,8 +19,8 @@ Failure failure_of_silence(std::vector<Listened> peers, const EndpointConfig& co
   const Nanos last = std::ranges::min(peers, {}, &Listened::last_heard).last_heard;
   if (now - last <= config.peer_timeout) return {};
   const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
-  // Peers that fall silent within this time have one common reason.
-  const Nanos together = std::min(kSecond, config.peer_timeout / 2);
+  // A peer that lives is heard within about this time, so one that was not need not live.
+  const Nanos together = Liveness::Times{config.ping_interval, config.peer_timeout}.long_silence();
   const size_t all = peers.size();
   const bool cut_off = all > 1 && std::ranges::all_of(peers, [&](const Listened& each) {
                          return now - each.last_heard > config.peer_timeout - together;

@@ -6,7 +6,7 @@ error needs a fault that explains it: it has the cause of one, names one of its 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from gradwire import _engine
@@ -301,14 +301,18 @@ def unheard(life: Life, fabric: Fabric) -> tuple[float, set[int]]:
     """How long hosts heard nothing of each other since the wire lost it all.
 
     Returns:
-        The most seconds, and the hosts of all pairs that this can have kept apart.
+        The most seconds, and the hosts of all pairs that this can have kept apart, where a clock
+        that jumps makes a silence longer.
     """
     longest, hosts = 0.0, set()
+    jumped: defaultdict[int, float] = defaultdict(float)
+    for fault in life.of_kind("jump"):
+        jumped[fault.host % life.hosts] += fault.amount[0]
     for source in range(life.hosts):
         for destination in range(life.hosts):
             seconds = fabric.unheard(source, destination)
             longest = max(longest, seconds)
-            if seconds > PATIENCE * life.peer_timeout:
+            if seconds and seconds + jumped[destination] > PATIENCE * life.peer_timeout:
                 hosts |= {source, destination}
     return longest, hosts
 
