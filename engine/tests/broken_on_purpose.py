@@ -446,6 +446,14 @@ BREAKS = (
         "engine/tests/test_part_recovery.py",
     ),
     Break(
+        11,
+        "probes to a peer that is heard go as often as ever",
+        PROTO + "recovery/recovery.cc",
+        "(timer_base_ - unanswered_) / kPartOfWait",
+        "Nanos{0}",
+        "engine/tests/test_part_recovery.py",
+    ),
+    Break(
         8,
         "what is sent again leaves flight a second time with its ACK",
         PROTO + "recovery/recovery.cc",

@@ -368,8 +368,13 @@ def test_a_silent_peer_is_probed_ever_more_rarely() -> None:
     assert time_outs(Recovery(), 10, heard=LONG_AGO) == backoff
 
 
-def test_a_peer_that_is_heard_is_probed_without_backoff() -> None:
-    assert time_outs(Recovery(), 60, heard=None) == [1] + [2] * 59
+def test_a_peer_that_is_heard_is_probed_as_often_as_a_wait_for_an_ack_allows() -> None:
+    intervals = time_outs(Recovery(), 80, heard=None)
+    assert intervals[:9] == [1] + [2] * 8
+    for number in range(9, 80):
+        waited = sum(intervals[1:number])  # since the first time-out
+        assert intervals[number] == pytest.approx(min(max(2, (1 + waited) / 8), 256))
+    assert intervals[-1] == 256
 
 
 def test_an_ack_ends_the_backoff_and_the_probes() -> None:

@@ -12,6 +12,9 @@ constexpr Nanos kReordering = 4;
 // Doublings of the time-out of a peer that is heard, and of a silent one, at most.
 constexpr uint32_t kHeardBackoff = 1;
 constexpr uint32_t kSilentBackoff = 8;
+// The time-out of a peer that is heard is one part of so many of the time without an
+// acknowledgement, so the end of a burst is noticed that much later.
+constexpr Nanos kPartOfWait = 8;
 // Packets that one probe time-out sends again (RFC 9002 §6.2.4), where a first window is not worth
 // it.
 constexpr uint32_t kFewProbes = 2;
@@ -114,11 +117,15 @@ void Recovery::detect_losses(Nanos now, std::vector<Lost>& lost) {
   }
 }
 
-// The time-out doubles each time (RFC 9002 §6.2.1), and only once while packets of the peer arrive:
-// then it is neither dead nor cut off, and its path loses packets.
+// The time-out doubles each time (RFC 9002 §6.2.1). While packets of the peer arrive it is neither
+// dead nor cut off, and its path loses packets: then the time-out doubles once, and grows with the
+// time in which nothing was acknowledged, since probes themselves may be what is lost.
 Nanos Recovery::next_timeout(Nanos heard, Nanos now) const {
-  const uint32_t most = now - heard < kHeardOf ? kHeardBackoff : kSilentBackoff;
-  return timer_base_ + (rtt.probe_timeout() << std::min(timeouts_, most));
+  const Nanos first = rtt.probe_timeout();
+  const Nanos doubled = first << std::min(timeouts_, kSilentBackoff);
+  if (timeouts_ == 0 || now - heard >= kHeardOf) return timer_base_ + doubled;
+  return timer_base_ + std::min(doubled, std::max(first << kHeardBackoff,
+                                                  (timer_base_ - unanswered_) / kPartOfWait));
 }
 
 // The oldest packets go again, or new ones beyond the credit, since the ACK that extends it may be
@@ -130,7 +137,7 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
     return false;
   }
   if (now < next_timeout(heard, now)) return false;
-  ++timeouts_;
+  if (timeouts_++ == 0) unanswered_ = timer_base_;
   const Nanos answer_due = timer_base_ + rtt.round();
   timer_base_ = now;
   // On a long path a time-out sends a round's first window. It does so on a short path too when

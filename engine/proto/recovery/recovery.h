@@ -149,6 +149,7 @@ class Recovery {
   Nanos largest_rtt_ = 0;    // from sending the largest acknowledged packet to its ACK
   Nanos loss_due_ = kNever;  // when the oldest missing packet is lost
   Nanos timer_base_ = 0;     // start of the probe timer
+  Nanos unanswered_ = 0;     // the same of the first of the time-outs in a row
   uint32_t timeouts_ = 0;    // probe time-outs in a row
   uint32_t probes_ = 0;
   bool starved_ = false;  // backlog without credit since timer_base_
