@@ -23,15 +23,27 @@ BIN = Path(sys.executable).parent
 
 
 def clang() -> str | None:
-    """A clang++ that has libFuzzer, if there is one."""
+    """A clang++ that has libFuzzer and knows the ranges of libstdc++, if there is one."""
     candidates = [
         os.environ.get("CXX", ""),
         "clang++",
         *(f"clang++-{n}" for n in range(25, 13, -1)),
     ]
     for name in filter(shutil.which, filter(None, candidates)):
-        flags = ["-fsanitize=fuzzer,address,undefined", "-x", "c++", "-", "-o", os.devnull]
-        source = 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }'
+        flags = [
+            "-std=c++20",
+            "-fsanitize=fuzzer,address,undefined",
+            "-x",
+            "c++",
+            "-",
+            "-o",
+            os.devnull,
+        ]
+        source = (
+            "#include <ranges>\n#include <vector>\n"
+            "auto part(std::vector<int>& all) { return std::ranges::subrange(all); }\n"
+            'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }'
+        )
         if not subprocess.run(
             [name, *flags], input=source.encode(), capture_output=True
         ).returncode:
