@@ -752,6 +752,22 @@ BREAKS = (
     ),
     Break(
         0,
+        "losses beside a queue that stands are tried out",
+        PROTO + "congestion/loss_law.cc",
+        "some_queue(least_.get(), port.target)",
+        "some_queue(0, port.target)",
+        "engine/tests/test_part_congestion.py",
+    ),
+    Break(
+        0,
+        "a stretch grows beside a short buffer that is full",
+        PROTO + "congestion/stretch.h",
+        "} else if (limited && starves_ && !stands) {",
+        "} else if (limited && starves_) {",
+        "engine/tests/test_part_congestion.py",
+    ),
+    Break(
+        0,
         "heavy loss is taken for a burst for ever",
         PROTO + "congestion/loss_law.cc",
         "return !heavy || now",

@@ -640,6 +640,21 @@ def test_a_stretch_that_led_to_a_queue_is_approached_slowly_until_the_loss_ends(
     assert epochs_of(stretch, (0.2, 1e9, FIFTH, NO_QUEUE, True), grows) == [1.25, 2.5]
 
 
+@pytest.mark.parametrize(
+    ("delays", "factor"), [([TARGET // 2] * 3, 4), ([TARGET // 2, TARGET // 8], 8), ([], 8)]
+)
+def test_a_stretch_grows_no_more_beside_a_queue_that_stands(
+    delays: list[int], factor: float
+) -> None:
+    """However short it is: a short buffer that overflows has no longer one."""
+    grows = (0.9, 1e9, FIFTH, NO_QUEUE, True)
+    stretch = Stretch()
+    epochs_of(stretch, grows, grows)
+    for delay in delays:
+        stretch.queued(delay)
+    assert epochs_of(stretch, grows) == [factor]
+
+
 def test_a_mark_takes_a_fifth_of_a_stretch() -> None:
     stretch = Stretch()
     epochs_of(stretch, *[(0.75, 1e9, FIFTH, NO_QUEUE, True)] * 2)
@@ -657,10 +672,11 @@ def test_a_mark_takes_a_fifth_of_a_stretch() -> None:
 class Lossy:
     """A network of 1,000 packets a judgement, whose loss follows from what is sent."""
 
-    def __init__(self, loss: Callable[[LossLaw], float], queue: int = 0) -> None:
+    def __init__(self, loss: Callable[[LossLaw], float], queue: int = 0, least: int = 0) -> None:
         self.law = LossLaw(32)
         self.loss = loss
         self.queue = queue
+        self.least = least
         self.now = MS
         self._judge(False)
 
@@ -674,6 +690,8 @@ class Lossy:
             share = self.loss(self.law)
             self.now += 20 * MS
             self.law.count(1_000 * share, 1_000 * (1 - share), self.queue)
+            for delay in (self.queue, self.least):
+                self.law.queued(delay)
             self._judge(share > 0.25)
             shares.append(share)
         return shares
@@ -741,6 +759,15 @@ def test_losses_beside_a_queue_longer_than_the_target_are_others() -> None:
     network.judge(50)
     assert network.law.room() == 1
     assert network.law.of_path() == 0
+
+
+@pytest.mark.parametrize(("least", "room"), [(TARGET // 2, 1 / 16), (TARGET // 8, 1)])
+def test_losses_beside_a_queue_that_stands_are_own(least: int, room: float) -> None:
+    """Other jobs on the port fill what this one leaves, so that a trial would not show it."""
+    network = Lossy(lambda _: 0.1, queue=TARGET // 2, least=least)
+    network.judge(50)
+    assert network.law.room() == room
+    assert network.law.of_path() == (0 if least == TARGET // 2 else pytest.approx(0.1))
 
 
 def test_a_burst_begins_no_trial() -> None:

@@ -399,3 +399,20 @@ def test_the_rate_comes_back_after_hopeless_loss() -> None:
     pushes = Pushes(HOPELESS + 6)
     late = [time for when, time in pushes.times if when > HOPELESS + 4]
     assert median(late) < 1.4 * pushes.ideal
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_jobs_that_share_short_queues_do_not_flood_them(seed: int) -> None:
+    """Each took the losses for the path's, and sent several times what the ports carry."""
+    workers, elements, ops = 8, 3_125_000, 4
+    link = replace(NETWORK_A, queue=64 << 10)
+    first = Fabric(workers, link=link, seed=seed, **HOSTS)
+    jobs = [first, Fabric(workers, link=link, seed=seed + 100, beside=first, **HOSTS)]
+    values = gradients(workers, elements)
+    for op in range(ops):
+        for job in jobs:
+            job.all_reduce(op, plan(elements), values, at=first.now + 0.01)
+        assert Fabric.run_together(jobs, first.now + 30)
+    counters = [job.counters(worker) for job in jobs for worker in range(workers)]
+    dropped = sum(each["dropped_by_ports"] for each in counters)
+    assert dropped < 0.15 * sum(each["packets_sent"] for each in counters), f"seed {seed}"

@@ -48,6 +48,8 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
                          Nanos now, Nanos sent) {
   queue = std::max<Nanos>(queue, 0);
   meter_.add(bytes, now, lossy, sent);
+  stretch_.queued(queue);
+  law_.queued(queue);
   target_ = aim(rtprop);
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);

@@ -50,7 +50,8 @@ void LossLaw::judge(const Port& port, Nanos now) {
   if (std::exchange(settling_, false)) return begin(now);
   // Beside a queue that makes the target a short one, others have filled its buffer.
   const bool others = short_queue(port.target, static_cast<Nanos>(queue_));
-  if (trying_) return end_trial(others, now);
+  const bool stands = some_queue(least_.get(), port.target);
+  if (trying_) return end_trial(others, stands, now);
   const double loss = lost_ / packets_;
   const bool lasts = outlasts_bursts(port.lossy || loss >= kHeavyLoss, now);
   if (loss <= kBorne || (loss <= kOther * of_path_ + kBorne && now < again_)) {
@@ -58,7 +59,7 @@ void LossLaw::judge(const Port& port, Nanos now) {
     regain(now);
   } else if (!others && lasts) {
     if (lost_ < evidence_) return;
-    act(loss, now);
+    act(loss, stands, now);
   }
   begin(now);
 }
@@ -87,11 +88,13 @@ bool LossLaw::enough(const Port& port, Nanos now) const {
 void LossLaw::begin(Nanos now) {
   start_ = now;
   lost_ = packets_ = queue_ = 0;
+  least_ = {};
 }
 
-// More is lost than the path loses.
-void LossLaw::act(double loss, Nanos now) {
-  if (now < own_until_ && room_ > kLeast) {
+// More is lost than the path loses. `stands`: beside a queue that stood all the time.
+void LossLaw::act(double loss, bool stands, Nanos now) {
+  if (stands) own_until_ = now + kOwn;
+  if (stands || (now < own_until_ && room_ > kLeast)) {
     settling_ = true;
     cut(loss);
   } else if (now >= again_) {
@@ -109,11 +112,13 @@ void LossLaw::start_trial(double loss) {
   trying_ = settling_ = true;
 }
 
-// `others`: other traffic fills the queue, so the trial shows nothing.
-void LossLaw::end_trial(bool others, Nanos now) {
+// `others`: other traffic fills the queue, so the trial shows nothing. `stands`: a queue stood all
+// the time.
+void LossLaw::end_trial(bool others, bool stands, Nanos now) {
   const double expected = packets_ * before_;
-  const bool own =
+  const bool changed =
       expected >= evidence_ / 2 && (up_ ? lost_ > kOther * expected : kOther * lost_ < expected);
+  const bool own = changed || stands;
   left_ = own && !others ? pace() : 1.0;
   trying_ = false;
   settling_ = true;

@@ -3,6 +3,9 @@
 // own: a buffer on the way is shorter than the queue aimed at, or a policer limits the rate. From
 // then on a shorter queue is aimed at. Losses that stay are the path's, and are borne.
 //
+// Losses beside a queue that stands are taken for own without a trial. Where several jobs share a
+// port with a short queue, each one's trial would only show that the others fill it.
+//
 // Where the queue was long when packets were lost, its buffer is no shorter than the target, and
 // others filled it (the bursts of other traffic); such losses begin no trial. Neither does heavy
 // loss that has just begun: what it needs is that packets go again at once, and a trial sends none
@@ -14,6 +17,7 @@
 #include <utility>
 
 #include "proto/base/time.h"
+#include "proto/congestion/queue_delay.h"
 
 namespace gradwire {
 
@@ -41,6 +45,8 @@ class LossLaw {
     packets_ += lost + arrived;
     if (lost > 0) queue_ = std::max(queue_, queue);
   }
+  // Packets have queued for so long, lost ones or not.
+  void queued(Nanos delay) { least_.add(delay); }
 
   // Port is what is known of the port now.
   struct Port {
@@ -56,9 +62,9 @@ class LossLaw {
   bool bursts(const Port& port) const;
   bool outlasts_bursts(bool heavy, Nanos now);
   void begin(Nanos now);
-  void act(double loss, Nanos now);
+  void act(double loss, bool stands, Nanos now);
   void start_trial(double loss);
-  void end_trial(bool others, Nanos now);
+  void end_trial(bool others, bool stands, Nanos now);
   void cut(double loss);
   void bear(double loss);
   void regain(Nanos now);
@@ -86,6 +92,7 @@ class LossLaw {
   double lost_ = 0;
   double packets_ = 0;
   double queue_ = 0;  // ns
+  LeastDelay least_;
 };
 
 }  // namespace gradwire

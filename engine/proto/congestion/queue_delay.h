@@ -30,6 +30,18 @@ inline bool short_queue(Nanos delay, Nanos target) {
   return static_cast<double>(delay) <= kShortQueue * static_cast<double>(target);
 }
 
+// LeastDelay is the least queueing delay of a while: a queue that stands delays every packet, and a
+// late host only some.
+class LeastDelay {
+ public:
+  void add(Nanos delay) { least_ = std::min(least_, delay); }
+  // 0 where nothing has been added.
+  Nanos get() const { return least_ == kNever ? 0 : least_; }
+
+ private:
+  Nanos least_ = kNever;
+};
+
 // ClockDrift estimates how fast the clocks of two hosts run apart, by the least one-way delays of
 // three windows in each of which the way there and back once had no queue, as round trips show. The
 // rate is the smaller slope between them, since a delay within a window may all have been queueing.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "proto/base/time.h"
 #include "proto/congestion/queue_delay.h"
@@ -32,6 +33,8 @@ class Stretch {
   }
   // Heavy loss keeps the rate below what the port carries, without a queue.
   bool starves() const { return starves_; }
+  // Packets have queued for so long.
+  void queued(Nanos delay) { least_.add(delay); }
   // Counts bytes delivered in so many nanoseconds.
   void delivered(double bytes, Nanos took) {
     bytes_ += bytes;
@@ -44,15 +47,15 @@ class Stretch {
   void marked() { factor_ = std::max(1.0, kSignalCut * factor_); }
   // Judges one epoch. With loss but no queue, and a rate below what the port carries, more may be
   // sent. A queue or the full rate ends that; loss that our own packets cause comes with one of
-  // them. `rate`: BtlBw. `limited`: the window held transmission back.
+  // them. Beside a queue that stands nothing more is sent: its buffer may be short. `rate`: BtlBw.
+  // `limited`: the window held transmission back.
   void epoch(double window, double rate, Nanos delay, Nanos target, bool limited) {
     const double use = bytes_ * 1e9 / static_cast<double>(took_) / rate;
     bytes_ = 0;
     took_ = 0;
     const bool sender = loss_ >= 0;
-    double upper = most(sender ? loss_ : LossMeter::kMost);
-    if (sender) upper = std::clamp(told_ / window, 1.0, upper);
     const bool queued = !short_queue(delay, target);
+    const bool stands = some_queue(std::exchange(least_, {}).get(), target);
     starves_ = sender && loss_ > kHeavyLoss && use < kSignalCut && !queued;
     if (queued) {
       if (sender) learn(use);
@@ -62,18 +65,22 @@ class Stretch {
       factor_ *= kSignalCut;
     } else if (!sender) {
       factor_ *= kGrowth;
-    } else if (limited && starves_) {
+    } else if (limited && starves_ && !stands) {
       const double more = kGrowth * factor_;
       factor_ = more < queued_at_ ? more : std::max(queued_at_, kRetry * factor_);
     }
     if (sender && loss_ < kHeavyLoss) queued_at_ = std::numeric_limits<double>::infinity();
-    factor_ = std::clamp(factor_, 1.0, upper);
+    factor_ = std::clamp(factor_, 1.0, upper(window));
   }
 
  private:
   // The rate that comes through beside a queue is what the path carries.
   void learn(double use) {
     if (factor_ > 1) queued_at_ = std::clamp(use / (1.0 - loss_), kSignalCut * factor_, factor_);
+  }
+  double upper(double window) const {
+    if (loss_ < 0) return most(LossMeter::kMost);
+    return std::clamp(told_ / window, 1.0, most(loss_));
   }
   static double most(double loss) { return 1.0 / (1.0 - std::min(loss, LossMeter::kMost)); }
 
@@ -90,6 +97,7 @@ class Stretch {
   // Delivered since it was judged last, and in which time.
   double bytes_ = 0;
   Nanos took_ = 0;
+  LeastDelay least_;
   double queued_at_ = std::numeric_limits<double>::infinity();  // a stretch that led to a queue
 };
 

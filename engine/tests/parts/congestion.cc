@@ -40,6 +40,7 @@ void bind_congestion(nb::module_& module) {
       .def("of_path", &LossLaw::of_path)
       .def("marked", &LossLaw::marked)
       .def("count", &LossLaw::count, "lost"_a, "arrived"_a, "queue"_a)
+      .def("queued", &LossLaw::queued, "delay"_a)
       .def(
           "judge",
           [](LossLaw& self, Nanos round, Nanos target, bool lossy, Nanos now) {
@@ -63,6 +64,7 @@ void bind_congestion(nb::module_& module) {
       .def("factor", &Stretch::factor, "loss"_a)
       .def("loss", &Stretch::loss, "share"_a, "told"_a)
       .def("marked", &Stretch::marked)
+      .def("queued", &Stretch::queued, "delay"_a)
       .def(
           "epoch",
           [](Stretch& self, double window, double use, Nanos delay, Nanos target, bool limited) {

@@ -25,6 +25,7 @@ _BESIDE_UDP = FRAME - 1472
 _MEGABYTES = 25
 _WAYS: tuple[Literal["up", "down"], ...] = ("up", "down")
 _QUIET = Cell("", "", 4, NETWORK_A, _MEGABYTES)
+_SHALLOW = replace(NETWORK_A, queue=64 << 10)
 
 
 @dataclass(frozen=True)
@@ -163,13 +164,20 @@ class Job:
 
 
 def sharing() -> Iterator[Scene]:
-    """Yield a second job on the ports of a first, which has had them for 30 s."""
+    """Yield a second job on the ports of a first, which has had them for 30 s; four at once."""
     yield Scene(
         "sharing",
         "A, 2 jobs of 4 ranks, 25 MB back to back, the second 30 s later: seconds 5 to 30",
         _second_job,
         (Mark("share", least=0.35, most=0.65), Mark("queue", most=2.0)),
     )
+    for count, ranks in ((2, 8), (4, 4), (4, 2)):
+        yield Scene(
+            "sharing",
+            f"1 Gbit/s, queue 64 KiB, {count} jobs of {ranks} ranks at once, 25 MB in all",
+            partial(_several_jobs, count, ranks),
+            (Mark("time", most=1.25), Mark("drops", most=0.02)),
+        )
 
 
 def _second_job(
@@ -189,6 +197,25 @@ def _second_job(
         "queue": queue,
         "first_drops": spent[0].drops,
         "second_drops": spent[1].drops,
+    }
+
+
+def _several_jobs(
+    count: int, ranks: int, seed: int, rounds: int = 8, judged: int = 5
+) -> dict[str, float]:
+    cell = Cell("", "", ranks, _SHALLOW, _MEGABYTES / count)
+    jobs: list[Job] = []
+    for each in range(count):
+        jobs.append(Job(cell, seed + 1000 * each, jobs[0].fabric if jobs else None))
+    for _ in range(rounds):
+        Fabric.run_together([job.fabric for job in jobs], jobs[0].fabric.now + 60)
+        for job in jobs:
+            job.turn()
+    lasted = [max(job.times[n][1] for job in jobs) / count for n in range(rounds)]
+    spent = [totals(job.fabric) for job in jobs]
+    return {
+        "time": median(lasted[-judged:]),
+        "drops": sum(each.dropped for each in spent) / sum(each.sent for each in spent),
     }
 
 
