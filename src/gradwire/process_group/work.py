@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.core.errors import TransferError
+from gradwire.core.leaving import inside
 
 
 class EngineWork(dist.Work):
@@ -41,7 +42,8 @@ class EngineWork(dist.Work):
         if not self._finished:
             self._finished = True
             self._error = error
-            self._source.set_result(self._outputs)
+            with inside():
+                self._source.set_result(self._outputs)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Waits for the result, which is then in the tensors.

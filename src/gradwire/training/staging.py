@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from gradwire.core import callers
 from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.leaving import inside
 from gradwire.training.bucket import Scatter
 from gradwire.transport.arrays import as_flat
 
@@ -97,13 +98,14 @@ class Stage:
         """Copies the host values to where the result goes, and completes the futures."""
         self.error = self.error or error
         try:
-            with self.behind():
+            with inside(), self.behind():
                 self._hand_out()
                 self._complete.set_result(self.result)  # consumers wait for this stream's events
         except Exception as failure:
             self.error = self.error or failure
             if not self._complete.done():
-                self._complete.set_result(self.result)
+                with inside():
+                    self._complete.set_result(self.result)
         finally:
             self.delivered.set()
 

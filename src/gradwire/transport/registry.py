@@ -10,6 +10,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+import gradwire.core.leaving  # noqa: F401  # whose end comes after that of the engines
+
 if TYPE_CHECKING:
     from gradwire.transport.engines import SharedEngine
 
