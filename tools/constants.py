@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -282,6 +282,26 @@ def text_of(name: str, row: Mapping[str, Any]) -> str:
     )
 
 
+def table_of(trials: Mapping[str, Sequence[tuple[float, Mapping[str, Any]]]]) -> str:
+    """Return a table in Markdown: of each constant its values with what each comes to."""
+    lines = [
+        "| constant | value | same | time | drops | most | least |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for key, rows in trials.items():
+        for value, row in rows:
+            (most, slower), (least, faster) = row["most"][:2]
+            lines.append(
+                f"| `{key.replace('__', ': ')}` | {value:g} | {row['same']} | {row['time']:+.1%} "
+                f"| {row['drops']:+.2%} | {_change(most, slower)} | {_change(least, faster)} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _change(change: float, place: str) -> str:
+    return "–" if abs(change) < 0.0005 else f"{change:+.0%} {place}"
+
+
 def main() -> None:
     """Print what half and twice of each constant change."""
     parser = argparse.ArgumentParser(
@@ -292,6 +312,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--groups", nargs="+", default=[], help="kinds of networks: grid, far, …")
     parser.add_argument("--seeds", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--table", type=Path, help="write a table in Markdown there")
     arguments = parser.parse_args()
     import gradwire_lab.bench.network_groups  # noqa: F401  # for all forks
 
@@ -310,11 +331,16 @@ def main() -> None:
     trials = [
         (each, value) for each in constants if arguments.only in each.key for value in each.changed
     ]
+    found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = [pool.submit(try_out, {each.key: value}) for each, value in trials]
         for (each, value), future in zip(trials, running, strict=True):
             name = f"{each.key} {each.value:g} -> {value:g}"
-            print(text_of(name, compare(base, future.result())), flush=True)
+            row = compare(base, future.result())
+            found.setdefault(f"{each.key} {each.value:g}", []).append((value, row))
+            print(text_of(name, row), flush=True)
+    if arguments.table:
+        arguments.table.write_text(table_of(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
