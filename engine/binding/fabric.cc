@@ -226,10 +226,9 @@ void bind_fabric(nb::module_& module) {
           [](Fabric* self, uint16_t workers, uint16_t servers, uint64_t seed,
              const sim::LinkOptions& link, bool ecn, uint32_t overhead, bool whole_trains,
              int64_t host_delay, int64_t host_jitter, int64_t send_time, uint32_t datagram_bytes,
-             int64_t peer_timeout, int64_t ping_interval, int64_t delay_target,
-             uint32_t receive_buffer, uint64_t memory_limit, bool pacing, uint32_t session,
-             size_t trace_limit, uint64_t most_events, Fabric* beside, uint16_t engine,
-             uint16_t engines) {
+             int64_t peer_timeout, int64_t ping_interval, uint32_t receive_buffer,
+             uint64_t memory_limit, bool pacing, uint32_t session, size_t trace_limit,
+             uint64_t most_events, Fabric* beside, uint16_t engine, uint16_t engines) {
             sim::FabricOptions options;
             options.beside = beside;
             options.workers = workers;
@@ -250,7 +249,6 @@ void bind_fabric(nb::module_& module) {
             options.endpoint.datagram_bytes = datagram_bytes;
             options.endpoint.peer_timeout = peer_timeout;
             options.endpoint.ping_interval = ping_interval;
-            options.endpoint.delay_target = delay_target;
             options.endpoint.receive_buffer = receive_buffer;
             options.endpoint.memory_limit = memory_limit;
             options.endpoint.pacing = pacing;
@@ -263,10 +261,9 @@ void bind_fabric(nb::module_& module) {
           "ecn"_a = true, "overhead"_a = 42, "whole_trains"_a = false, "host_delay_ns"_a = 0,
           "host_jitter_ns"_a = 0, "send_time_ns"_a = 0, "datagram_bytes"_a = 1472,
           "peer_timeout_ns"_a = 30 * kSecond, "ping_interval_ns"_a = kSecond,
-          "delay_target_ns"_a = EndpointConfig{}.delay_target, "receive_buffer"_a = 1 << 20,
-          "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true, "session"_a = 1,
-          "trace_limit"_a = 0, "most_events"_a = UINT64_MAX, "beside"_a.none() = nb::none(),
-          "engine"_a = 0, "engines"_a = 1)
+          "receive_buffer"_a = 1 << 20, "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true,
+          "session"_a = 1, "trace_limit"_a = 0, "most_events"_a = UINT64_MAX,
+          "beside"_a.none() = nb::none(), "engine"_a = 0, "engines"_a = 1)
       .def_prop_ro("now_ns", &Fabric::now)
       .def_prop_ro("events", &Fabric::events)
       .def_prop_ro("trace_hash", &Fabric::trace_hash)

@@ -392,7 +392,6 @@ class Fabric:
         datagram_bytes: int = 1472,
         peer_timeout_ns: int = 30_000_000_000,
         ping_interval_ns: int = 1_000_000_000,
-        delay_target_ns: int = 1_300_000,
         receive_buffer: int = 1_048_576,
         memory_limit: int = 2_147_483_648,
         pacing: bool = True,

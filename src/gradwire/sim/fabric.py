@@ -89,7 +89,6 @@ class Fabric(Network):
         datagram_bytes: Size of datagrams in bytes.
         peer_timeout: Seconds of silence after which a peer counts as dead.
         ping_interval: Seconds between pings.
-        delay_target: Queueing delay in seconds at which congestion control aims.
         receive_buffer: Size of a socket's receive buffer in bytes.
         memory_limit: Bytes that an endpoint may hold for its peers.
         pacing: Whether packets are paced.
@@ -127,7 +126,6 @@ class Fabric(Network):
         datagram_bytes: int = 1472,
         peer_timeout: float = 30.0,
         ping_interval: float = 1.0,
-        delay_target: float = 1.3e-3,
         receive_buffer: int = 1 << 20,
         memory_limit: int = 1 << 31,
         pacing: bool = True,
@@ -156,7 +154,6 @@ class Fabric(Network):
             datagram_bytes=datagram_bytes,
             peer_timeout_ns=ns(peer_timeout),
             ping_interval_ns=ns(ping_interval),
-            delay_target_ns=ns(delay_target),
             receive_buffer=receive_buffer,
             memory_limit=memory_limit,
             pacing=pacing,
