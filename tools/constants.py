@@ -282,24 +282,37 @@ def text_of(name: str, row: Mapping[str, Any]) -> str:
     )
 
 
+IN_WORDS = {
+    "time": "",
+    "losses": "losses: ",
+    **{
+        f"regain_{way}": f"seconds until a rate that has {way} is used: "
+        for way in ("halved", "doubled")
+    },
+}
+"""What figures of networks are called in the table."""
+
+
 def table_of(trials: Mapping[str, Sequence[tuple[float, Mapping[str, Any]]]]) -> str:
     """Return a table in Markdown: of each constant its values with what each comes to."""
+    of = next(iter(trials.values()))[0][1]["of"]
     lines = [
-        "| constant | value | same | time | drops | most | least |",
+        f"| constant and value | changed to | same of {of} | time | drops | most | least |",
         "|---|---|---|---|---|---|---|",
     ]
     for key, rows in trials.items():
         for value, row in rows:
-            (most, slower), (least, faster) = row["most"][:2]
+            most, least = row["most"][:2]
             lines.append(
                 f"| `{key.replace('__', ': ')}` | {value:g} | {row['same']} | {row['time']:+.1%} "
-                f"| {row['drops']:+.2%} | {_change(most, slower)} | {_change(least, faster)} |"
+                f"| {row['drops']:+.2%} | {_change(*most)} | {_change(*least)} |"
             )
     return "\n".join(lines) + "\n"
 
 
 def _change(change: float, place: str) -> str:
-    return "–" if abs(change) < 0.0005 else f"{change:+.0%} {place}"
+    figure, name = place.split(": ", 1)
+    return "–" if abs(change) < 0.0005 else f"{change:+.0%} {IN_WORDS[figure]}{name}"
 
 
 def main() -> None:

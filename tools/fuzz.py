@@ -30,23 +30,14 @@ def clang() -> str | None:
         *(f"clang++-{n}" for n in range(25, 13, -1)),
     ]
     for name in filter(shutil.which, filter(None, candidates)):
-        flags = [
-            "-std=c++20",
-            "-fsanitize=fuzzer,address,undefined",
-            "-x",
-            "c++",
-            "-",
-            "-o",
-            os.devnull,
-        ]
+        flags = ["-std=c++20", "-fsanitize=fuzzer,address,undefined", "-x", "c++", "-", "-o"]
         source = (
             "#include <ranges>\n#include <vector>\n"
             "auto part(std::vector<int>& all) { return std::ranges::subrange(all); }\n"
             'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }'
         )
-        if not subprocess.run(
-            [name, *flags], input=source.encode(), capture_output=True
-        ).returncode:
+        command = [name, *flags, os.devnull]
+        if not subprocess.run(command, input=source.encode(), capture_output=True).returncode:
             return name
     return None
 

@@ -97,17 +97,17 @@ class Stage:
     def deliver(self, error: BaseException | None = None) -> None:
         """Copies the host values to where the result goes, and completes the futures."""
         self.error = self.error or error
-        try:
-            with inside(), self.behind():
-                self._hand_out()
-                self._complete.set_result(self.result)  # consumers wait for this stream's events
-        except Exception as failure:
-            self.error = self.error or failure
-            if not self._complete.done():
-                with inside():
+        with inside():
+            try:
+                with self.behind():
+                    self._hand_out()
+                    self._complete.set_result(self.result)  # consumers wait for the stream's events
+            except Exception as failure:
+                self.error = self.error or failure
+                if not self._complete.done():
                     self._complete.set_result(self.result)
-        finally:
-            self.delivered.set()
+            finally:
+                self.delivered.set()
 
     def host(self) -> NDArray[Any]:
         """Returns the gradients in host memory, 1-D; waits until they are there.

@@ -164,7 +164,7 @@ class Job:
 
 
 def sharing() -> Iterator[Scene]:
-    """Yield a second job on the ports of a first, which has had them for 30 s; four at once."""
+    """Yield a second job on the ports of a first, and several at once on short queues."""
     yield Scene(
         "sharing",
         "A, 2 jobs of 4 ranks, 25 MB back to back, the second 30 s later: seconds 5 to 30",
