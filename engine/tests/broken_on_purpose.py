@@ -1144,6 +1144,22 @@ BREAKS = (
         "engine/tests/test_part_path.py",
     ),
     Break(
+        6,
+        "a datagram that was acknowledged long ago counts as waiting again",
+        PROTO + "path/path_limit.cc",
+        "waiting_ = of_longest_ = 0;",
+        "waiting_ = 0;",
+        SIM + "path_limit.py",
+    ),
+    Break(
+        6,
+        "each probe time-out begins with the same lane",
+        PROTO + "sched/scheduler.h",
+        "queues_[to].lane = queues_[to].probed;",
+        "",
+        "engine/tests/test_part_scheduler.py",
+    ),
+    Break(
         0,
         "clocks that run apart are taken for a queue",
         PROTO + "congestion/queue_delay.h",

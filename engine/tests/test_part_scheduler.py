@@ -121,6 +121,17 @@ def test_lanes_take_turns_train_by_train() -> None:
     assert lanes(scheduler, 3) == [5, 4_095, 5]
 
 
+def test_each_probe_time_out_begins_with_another_lane() -> None:
+    scheduler = Scheduler(1)
+    for lane in (1, 2, 3):
+        scheduler.set_waiting(0, id_of(7, lane), 100)
+    first = []
+    for _ in range(6):
+        scheduler.timed_out(0)
+        first.append(lanes(scheduler, 3)[0])  # as many trains as lanes: turns alone repeat
+    assert first == [1, 2, 3, 1, 2, 3]
+
+
 def test_chunks_that_a_peer_cannot_take_yet_delay_no_other_lane() -> None:
     scheduler = Scheduler(1)
     scheduler.set_waiting(0, id_of(0, 1), 0, early=50)

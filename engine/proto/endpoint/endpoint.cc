@@ -105,7 +105,7 @@ void Endpoint::on_timer(Nanos now) {
       act(*path, now);
       path->check_losses(now);
       lost(*path, now);
-      path->check_probes(changes_.backlog(*path), now);
+      if (path->check_probes(changes_.backlog(*path), now)) scheduler_.timed_out(path->peer);
       lost(*path, now);
     }
     for (auto& [id, op] : ops_.all()) {

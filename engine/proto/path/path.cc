@@ -248,11 +248,13 @@ void Path::check_losses(Nanos now) {
 }
 
 // Chunks that wait matter only where a packet does not recover by itself.
-void Path::check_probes(uint64_t backlog, Nanos now) {
+bool Path::check_probes(uint64_t backlog, Nanos now) {
   const bool more = recovery.waiting() && backlog > 0;
-  if (!recovery.on_timeout(life.last_heard, more, port.sender.throttled(), now, port.lost)) return;
+  if (!recovery.on_timeout(life.last_heard, more, port.sender.throttled(), now, port.lost))
+    return false;
   ++port.counters.probes;
   if (life.connected) ecn.sent.timed_out(recovery.timeouts());
+  return true;
 }
 
 Nanos Path::repeat(bool full, Copies& copies, Nanos now) {

@@ -224,7 +224,7 @@ struct Path {
   // Port::lost has what is lost now, by the loss timer or by a probe time-out. `backlog`: the
   // chunks that wait.
   void check_losses(Nanos now);
-  void check_probes(uint64_t backlog, Nanos now);
+  bool check_probes(uint64_t backlog, Nanos now);
   // Port::lost has what goes again under heavy loss, without waiting for an ACK. `full`: the window
   // admits nothing. Returns when the next is due.
   Nanos repeat(bool full, Copies& copies, Nanos now);

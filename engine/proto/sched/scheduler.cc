@@ -1,6 +1,7 @@
 #include "proto/sched/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace gradwire {
 
@@ -45,6 +46,7 @@ uint16_t Scheduler::next_lane(uint16_t to, bool room) {
     if (next == after) return queue.lane;  // nothing waits
   }
   queue.lane = lane_of(op_of(next->key));
+  if (std::exchange(queue.timed_out, false)) queue.probed = queue.lane;
   return queue.lane;
 }
 

@@ -35,6 +35,12 @@ class Scheduler {
   // The lane of the next train. Lanes take turns, so that chunks which the destination cannot take
   // yet delay no other lane.
   uint16_t next_lane(uint16_t to, bool room);
+  // A probe time-out has come. The next train goes from another lane than after the one before,
+  // since a queue may have room for no more than the first packet of each probe.
+  void timed_out(uint16_t to) {
+    queues_[to].lane = queues_[to].probed;
+    queues_[to].timed_out = true;
+  }
   // The first op of that lane from `from` on that waits, or kNoOp.
   uint64_t next_op(uint16_t to, uint64_t from) const;
 
@@ -95,7 +101,9 @@ class Scheduler {
   struct Queue {
     std::vector<Entry> entries;  // in the order of keys
     Waiting total;
-    uint16_t lane = 0;  // of the last train
+    uint16_t lane = 0;    // of the last train
+    uint16_t probed = 0;  // of the first train after the last probe time-out
+    bool timed_out = false;
   };
   // Bits of a key for the op's number; its lane stands above.
   static constexpr int kLaneShift = 48;

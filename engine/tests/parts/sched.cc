@@ -22,6 +22,7 @@ void bind_sched(nb::module_& module) {
           "to"_a, "op"_a, "ready"_a, "early"_a = 0)
       .def("backlog", &Scheduler::backlog, "to"_a, "room"_a = true)
       .def("next_lane", &Scheduler::next_lane, "to"_a, "room"_a = true)
+      .def("timed_out", &Scheduler::timed_out, "to"_a)
       .def("next_op", &Scheduler::next_op, "to"_a, "start"_a)
       .def(
           "set_destination",
