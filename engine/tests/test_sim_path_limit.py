@@ -56,6 +56,15 @@ def test_a_step_goes_on_when_long_datagrams_get_lost_without_a_word(
     assert after == before, "a later step still goes in parts"
 
 
+def test_full_datagrams_of_earlier_steps_hide_no_shorter_one_that_never_arrives() -> None:
+    fabric = Fabric(5)
+    for op in range(3):
+        reduce(fabric, op, 2_295)  # full datagrams and shorter ones, acknowledged in both orders
+    reduce(fabric, 3, 1_050)  # one short datagram for each peer
+    shorten(fabric, 1, "down", 672)
+    assert reduce(fabric, 4, 1_050) < 5.0
+
+
 def test_one_that_is_shortened_in_mid_op_goes_on() -> None:
     fabric = Fabric(3)
     values = gradients(3, 4 * ELEMENTS)

@@ -109,7 +109,7 @@ void PathLimit::begin(uint32_t bytes, Nanos now, Nanos interval) {
 }
 
 void PathLimit::end() {
-  waiting_ = 0;
+  waiting_ = of_longest_ = 0;
   if (std::exchange(on_trial_, false)) pings_.clear();
 }
 
