@@ -760,6 +760,14 @@ BREAKS = (
     ),
     Break(
         0,
+        "heavy loss beside a queue that stands is left for a second",
+        PROTO + "congestion/loss_law.cc",
+        "(lasts || stands)",
+        "lasts",
+        "engine/tests/test_part_congestion.py",
+    ),
+    Break(
+        0,
         "a stretch grows beside a short buffer that is full",
         PROTO + "congestion/stretch.h",
         "} else if (limited && starves_ && !stands) {",
