@@ -92,7 +92,7 @@ void Endpoint::on_timer(Nanos now) {
     Path& path = paths_.at(i);
     checked.push_back(&path);
     changes_.touch(path);
-    late |= path.life.connected && now - path.life.last_heard > port_.config.peer_timeout;
+    late |= path.silence_due() <= now;
     path.check_pings(now);
   }
   const auto gone = [](const Path* path) { return path->farewell.gone; };

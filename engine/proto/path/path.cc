@@ -201,7 +201,7 @@ Nanos Path::next_send() const {
 // The time at which the peer counts as silent. An endpoint that leaves waits for its peers no
 // longer than it lingers, and their ends are no failure of the others any more.
 Nanos Path::silence_due() const {
-  return port.leaving ? kNever : life.last_heard + port.config.peer_timeout + 1;
+  return port.leaving || !life.connected ? kNever : life.last_heard + port.config.peer_timeout + 1;
 }
 
 Nanos Path::next_check(Nanos now) const {
