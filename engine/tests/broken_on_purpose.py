@@ -760,14 +760,6 @@ BREAKS = (
     ),
     Break(
         0,
-        "heavy loss beside a queue that stands is left for a second",
-        PROTO + "congestion/loss_law.cc",
-        "(lasts || stands)",
-        "lasts",
-        "engine/tests/test_part_congestion.py",
-    ),
-    Break(
-        0,
         "a stretch grows beside a short buffer that is full",
         PROTO + "congestion/stretch.h",
         "} else if (limited && starves_ && !stands) {",
@@ -1131,8 +1123,8 @@ BREAKS = (
         6,
         "who leaves calls peers dead that have left as well",
         PROTO + "path/path.cc",
-        "return port.leaving ? kNever : life.last_heard + port.config.peer_timeout + 1;",
-        "return life.last_heard + port.config.peer_timeout + 1;",
+        "return port.leaving || !life.connected ? kNever",
+        "return !life.connected ? kNever",
         SIM + "faults.py",
     ),
     Break(

@@ -770,13 +770,6 @@ def test_losses_beside_a_queue_that_stands_are_own(least: int, room: float) -> N
     assert network.law.of_path() == (0 if least == TARGET // 2 else pytest.approx(0.1))
 
 
-@pytest.mark.parametrize(("least", "cut"), [(TARGET // 2, True), (TARGET // 8, False)])
-def test_heavy_loss_is_cut_at_once_only_beside_a_queue_that_stands(least: int, cut: bool) -> None:
-    network = Lossy(lambda _: 0.6, queue=TARGET // 2, least=least)
-    network.judge(10)  # heavy loss alone is left for a second, as bursts are
-    assert (network.law.room() < 1) == cut
-
-
 def test_a_burst_begins_no_trial() -> None:
     network = Lossy(lambda _: 0.6)
     for _ in range(45):

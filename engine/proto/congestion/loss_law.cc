@@ -57,7 +57,7 @@ void LossLaw::judge(const Port& port, Nanos now) {
   if (loss <= kBorne || (loss <= kOther * of_path_ + kBorne && now < again_)) {
     bear(loss);
     regain(now);
-  } else if (!others && (lasts || stands)) {
+  } else if (!others && lasts) {
     if (lost_ < evidence_) return;
     act(loss, stands, now);
   }

@@ -8,8 +8,8 @@
 //
 // Where the queue was long when packets were lost, its buffer is no shorter than the target, and
 // others filled it (the bursts of other traffic); such losses begin no trial. Neither does heavy
-// loss that has just begun, unless a queue stands: what it needs is that packets go again at once,
-// and a trial sends none again before they are declared lost.
+// loss that has just begun: what it needs is that packets go again at once, and a trial sends none
+// again before they are declared lost.
 #pragma once
 
 #include <algorithm>
