@@ -24,7 +24,7 @@ class Relay:
     """Two sockets between two engines, each of which takes one for the other engine."""
 
     def __init__(self, family: socket.AddressFamily, changes: dict[int, int]) -> None:
-        self.seen = [0] * 4
+        self._seen = [[0] * 4 for _ in range(2)]  # by thread, so that no count is lost
         self._family = family
         self._changes = changes  # what becomes of the field; of others, what they were
         self._sockets = [socket.socket(family, socket.SOCK_DGRAM) for _ in range(2)]
@@ -37,6 +37,11 @@ class Relay:
         self._targets: list[tuple[str, int]] = []
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._carry, args=(n,)) for n in range(2)]
+
+    @property
+    def seen(self) -> list[int]:
+        """Datagrams that came, by the field."""
+        return [sum(each) for each in zip(*self._seen, strict=True)]
 
     def start(self, targets: list[tuple[str, int]]) -> None:
         self._targets = targets
@@ -52,7 +57,7 @@ class Relay:
             except TimeoutError:
                 continue
             ecn = raw[0] & 3
-            self.seen[ecn] += 1
+            self._seen[number][ecn] += 1
             control = [(level, kind, struct.pack("i", self._changes.get(ecn, ecn)))]
             out = self._sockets[1 - number]
             with contextlib.suppress(OSError):
