@@ -728,6 +728,14 @@ BREAKS = (
     ),
     Break(
         11,
+        "all senders have their turns at once",
+        PROTO + "credit/grant_slots.h",
+        "if (slot.peer != kNone && now < slot.until) continue;",
+        "",
+        "engine/tests/test_part_credit.py",
+    ),
+    Break(
+        11,
         "each sender may send unasked as much as a lone one may",
         PROTO + "credit/credit.cc",
         "kFirstWindow / std::max(2U, senders) / engines",

@@ -1,7 +1,16 @@
 """CreditPool and ReceiveController, without an endpoint: demands in, shares of the window out."""
 
 import pytest
-from _parts import Allowance, Arriving, Credit, CreditPool, DelayWindow, ReceiveController, Rtt
+from _parts import (
+    Allowance,
+    Arriving,
+    Credit,
+    CreditPool,
+    DelayWindow,
+    GrantSlots,
+    ReceiveController,
+    Rtt,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -207,6 +216,74 @@ def test_a_sender_may_send_up_to_the_highest_number_allowed(
     allowance = Allowance()
     allowance.credit = credit
     assert allowance.left(following) == left
+
+
+# ---------------------------------------------------------------------------- slots
+
+
+def asked(demands: list[int]) -> GrantSlots:
+    slots = GrantSlots(len(demands))
+    for peer, demand in enumerate(demands):
+        slots.ask(peer, 0, demand)
+    return slots
+
+
+def test_two_senders_have_slots_at_a_time_those_that_want_most() -> None:
+    slots = asked([10, 40, 0, 30, 40])
+    for peer in (1, 4):
+        assert slots.next(0) == peer
+        assert slots.grant(peer, 20, MS)
+    assert slots.next(0) is None
+    assert slots.due() == MS
+
+
+def test_a_slot_is_free_once_all_that_was_granted_has_arrived() -> None:
+    slots = asked([40, 30, 20])
+    for _ in range(2):
+        slots.grant(slots.next(0), 20, MS)
+    slots.ask(0, 19, 21)
+    assert slots.next(0) is None
+    slots.ask(0, 20, 20)
+    assert slots.next(0) == 0
+
+
+def test_a_slot_is_free_when_what_was_granted_should_have_arrived() -> None:
+    """And who was not heard of meanwhile gets none before."""
+    slots = asked([40, 30, 20])
+    for _ in range(2):
+        slots.grant(slots.next(0), 20, MS)
+    assert slots.next(MS - 1) is None
+    assert [slots.next(MS), slots.next(MS)] == [2, None]
+    slots.ask(1, 21, 10)
+    assert slots.next(MS) == 1
+
+
+def test_a_sender_without_a_slot_is_granted_nothing() -> None:
+    slots = asked([40, 30, 20])
+    assert not slots.grant(0, 20, MS)
+    assert slots.next(0) == 0
+    assert slots.grant(0, 20, MS)
+    assert not slots.grant(0, 40, MS)  # once a slot
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 400), st.integers(0, 9)), min_size=40),
+)
+def test_after_any_course_of_events_two_senders_have_slots_at_most(
+    events: list[tuple[int, int, int]],
+) -> None:
+    slots = GrantSlots(8)
+    ends = {}  # by peer: the end of its grant and the time until which it counts
+    now = 0
+    for peer, demand, later in events:
+        now += later * 10 * US
+        end, _ = ends.pop(peer, (0, 0))
+        slots.ask(peer, end, demand)
+        while (following := slots.next(now)) is not None:
+            assert following not in {p for p, (_, until) in ends.items() if now < until}
+            ends[following] = (demand + 20, now + MS)
+            assert slots.grant(following, *ends[following])
+        assert sum(now < until for _, until in ends.values()) <= 2
 
 
 # ---------------------------------------------------------------------------- the controller

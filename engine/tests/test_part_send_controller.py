@@ -67,6 +67,18 @@ def at_once(sender: SendController, now: int) -> int:
     return total
 
 
+def test_a_turn_goes_beyond_the_window_at_its_own_pace() -> None:
+    sender, now = after_a_queue()
+    sender.on_sent(int(sender.window().bytes()), now)
+    sender.pace(RATE, now)
+    assert sender.room(now) <= 0
+    sender.pace(RATE, now, turn=50 * WIRE, turn_rate=RATE / 4)
+    assert sender.room(now) == pytest.approx(50 * WIRE)
+    assert paced(sender, now, turn=50 * WIRE, turn_rate=RATE / 4) == pytest.approx(
+        RATE / 4, rel=0.05
+    )
+
+
 def throttle(sender: SendController, now: int) -> int:
     """Six seconds in which all of RATE is lost trip the circuit breaker; returns the time."""
     for second in range(7):

@@ -62,6 +62,25 @@ def test_incast_of_many_loses_next_to_nothing(workers: int, network: Link) -> No
     assert own_drops(fabric) < 0.005 * sent
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_server_grants_to_few_senders_where_its_queue_is_shorter_than_their_packets(
+    seed: int,
+) -> None:
+    short = Link(rate=125e6, queue=64 << 10)
+    fabric = Fabric(64, servers=1, link=short, seed=seed, **HOSTS)
+    rounds(fabric, 125_000, 3, short, pull="none")  # loses what the queue cannot hold
+    before = [fabric.counters(host) for host in range(65)]
+    times = rounds(fabric, 125_000, 3, short, first=3, pull="none")
+    after = [fabric.counters(host) for host in range(65)]
+    sent, dropped, acks, received = (
+        sum(b[key] - a[key] for a, b in zip(before, after, strict=True))
+        for key in ("packets_sent", "dropped_by_ports", "acks_sent", "packets_received")
+    )
+    assert dropped < 0.02 * sent
+    assert max(times) < 1.1
+    assert acks < 0.2 * received
+
+
 @pytest.mark.parametrize("network", [NETWORK_A, NETWORK_B])
 @pytest.mark.parametrize("workers", [2, 4, 8, 16])
 def test_all_to_all_on_a_quiet_network_loses_nothing(workers: int, network: Link) -> None:

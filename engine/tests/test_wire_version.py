@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (11, "e33fbc2c3c828f9f")
+FORMATS = (12, "953065ac11b1a730")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
@@ -30,7 +30,7 @@ ENCODINGS = (
     ("topk", 0.1),
     ("half", 1.0),
 )
-CONTENTS = (11, "e7a4774a2ba91531")
+CONTENTS = (12, "e7a4774a2ba91531")
 """The version, and the fingerprint of encoded chunks and of plans."""
 
 

@@ -21,7 +21,7 @@
 namespace gradwire::wire {
 
 // The protocol version. Every change of a packet's format or meaning raises it.
-inline constexpr uint8_t kVersion = 11;
+inline constexpr uint8_t kVersion = 12;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kNumberAt = 4;
@@ -142,11 +142,14 @@ struct Ack {
   uint32_t credit;    // the highest packet number that may be sent
   uint32_t delay_us;  // from the arrival of `largest` to this ACK
   uint32_t queue_us;  // queueing delay of this path, above its minimum
-  uint32_t share;     // bytes of the receiver's window for this path
-  uint8_t words;      // words of the bitmap
-  uint8_t room;       // share of the wanted queue that this port has shown to bear, of 255
-  uint16_t loss;      // share of packets lost on the way here, of 65,536
-  uint32_t ect0;      // packets that arrived with ECT(0) and with CE: the low 32 bits of the counts
+  // Bytes of the receiver's window for this path. With kTurns its senders take turns, and these are
+  // the bytes of a turn that may go in one delay target.
+  uint32_t share;
+  static constexpr uint32_t kTurns = 1u << 31;
+  uint8_t words;  // words of the bitmap
+  uint8_t room;   // share of the wanted queue that this port has shown to bear, of 255
+  uint16_t loss;  // share of packets lost on the way here, of 65,536
+  uint32_t ect0;  // packets that arrived with ECT(0) and with CE: the low 32 bits of the counts
   uint32_t ce;
   uint64_t bitmap[kAckMaxWords];
 };

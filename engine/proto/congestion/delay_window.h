@@ -54,6 +54,8 @@ class DelayWindow {
   bool starves() const { return stretch_.starves(); }
   // The share of the wanted queue that the network has shown to bear (LossLaw).
   double room() const { return law_.room(); }
+  // Losses are known to be this end's own: the port's queue is a short one.
+  bool overflows(Nanos now) const { return law_.own(now); }
   // The share of BtlBw that may be sent.
   double pace() const { return law_.pace(); }
   // Too much was lost a moment ago.

@@ -30,6 +30,8 @@ class LossLaw {
   double room() const { return room_; }
   // A trial of less room is under way, or has just shown that losses were this end's own.
   bool pressed() const { return trying_ ? !up_ : settling_ && own_until_ > 0; }
+  // Losses are known to be this end's own.
+  bool own(Nanos now) const { return !trying_ && now < own_until_; }
   // The share of BtlBw that may be sent: a trial of heavy loss sends as much as has arrived.
   double pace() const;
   // The share of BtlBw that such a trial has left of it; 1 after it was asked for.

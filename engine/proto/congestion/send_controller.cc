@@ -90,7 +90,8 @@ double SendController::led(const LongPaths& far) const {
 
 // Pacing at BtlBw keeps the port's queue short: packets wait here, where the destination can still
 // be chosen. While the queue is short the pace is a little higher, to find a higher rate.
-void SendController::pace(const LongPaths& far, double rate, double unproven, Nanos now) {
+void SendController::pace(const LongPaths& far, double rate, double unproven, const Turn& turn,
+                          Nanos now) {
   const auto target = static_cast<double>(window_.target());
   const double loss = loss_.share(now);
   const bool heavy = loss >= kHeavyLoss;
@@ -107,16 +108,25 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
     rate_ = breaker_.factor() * window_.pace() * std::max(stretch * gain * rate, unproven);
   rate_ = std::min(rate_, breaker_.most());
   led_by_receiver_ = false;
+  const double late = takes(turn) ? 0 : kPaceDepth * bears();
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double window = window_.bytes() / wire_bytes_;
   const double usual = window / kTrainsPerWindow;
   quantum_ = train_of(std::clamp(rate * kTrainSeconds / wire_bytes_, usual, 2 * usual));
   if (far_) quantum_ = std::min(quantum_, train_of(rate_ * kPaceDepth / 2 / wire_bytes_));
   if (rate_ > 0) {
-    refill(tokens_, rate_, now);
+    refill(tokens_, rate_, late, now);
   } else {
     tokens_.reset(now);  // bytes sent before a rate was known are no debt
   }
+}
+
+// A turn is known to fit its receiver's port, so this end's window does not bound it.
+bool SendController::takes(const Turn& turn) {
+  if (turn.bytes <= 0 || throttled()) return false;
+  led_ = static_cast<double>(in_flight_) + turn.bytes;
+  rate_ = pacing_ ? turn.rate : 0;
+  return true;
 }
 
 // On a long path a window is spread over a round; as one burst it would overflow queues on the
@@ -148,14 +158,13 @@ Nanos SendController::wait(bool several, Nanos now) {
 // of other receivers was used up, so each path's part of a window is paced over a round.
 Nanos SendController::hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const {
   const double rate = ramp() * breaker_.factor() * window / static_cast<double>(round) * 1e9;
-  refill(tokens, rate, now);
+  refill(tokens, rate, kPaceDepth * bears(), now);
   if (tokens.tokens() > 0) return 0;
   return awaited(tokens, rate);
 }
 
-void SendController::refill(TokenBucket& tokens, double rate, Nanos now) const {
-  const double late = rate * kPaceDepth * bears();
-  tokens.refill(rate, std::max(kTrainsAtOnce * quantum_bytes(), late), now);
+void SendController::refill(TokenBucket& tokens, double rate, double late, Nanos now) const {
+  tokens.refill(rate, std::max(kTrainsAtOnce * quantum_bytes(), rate * late), now);
 }
 
 Nanos SendController::awaited(const TokenBucket& tokens, double rate) const {

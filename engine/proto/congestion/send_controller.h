@@ -86,9 +86,14 @@ class SendController {
     // Each long path is paced by its own part of its receiver's window.
     bool apart() const { return count > 0 && !alone(); }
   };
+  // Turn is what receivers have granted whose senders take turns.
+  struct Turn {
+    double bytes = 0;
+    double rate = 0;  // bytes/s at which it goes
+  };
   // Decides the pace of what goes next. `rate`: BtlBw in bytes/s as far as it is known; `unproven`:
   // the rate to use while only heavy loss has shown one.
-  void pace(const LongPaths& far, double rate, double unproven, Nanos now);
+  void pace(const LongPaths& far, double rate, double unproven, const Turn& turn, Nanos now);
   // True when the receiver's window sets the pace, because it is the only destination.
   bool led_by_receiver() const { return led_by_receiver_; }
   // The bytes that the window still admits; negative when more is in flight.
@@ -122,9 +127,12 @@ class SendController {
   // In slow start on a long path, the pace is a multiple of a window per round.
   double ramp() const { return window_.ramps() ? SlowStart::kStillGrows : 1.0; }
   double led(const LongPaths& far) const;
+  // Sets window and pace for a turn; false when there is none.
+  bool takes(const Turn& turn);
   void spread(const LongPaths& far, double window);
 
-  void refill(TokenBucket& tokens, double rate, Nanos now) const;
+  // `late`: seconds that a late timer may catch up on.
+  void refill(TokenBucket& tokens, double rate, double late, Nanos now) const;
   Nanos awaited(const TokenBucket& tokens, double rate) const;
 
   // Packets of the first window: several go to each peer, and fit the shortest queues.

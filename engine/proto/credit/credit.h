@@ -20,6 +20,8 @@ struct Credit {
   uint32_t part = 0;          // of the window, whatever it wants
   uint64_t granted = 0;       // highest packet number that it may send
   uint64_t granted_sent = 0;  // the same in the last ACK
+  uint64_t asked = 0;         // largest packet number with which it has asked for a turn
+  bool turns = false;         // the share is a turn
 
   // True when a STOP outdates the demand. On a short path the next report comes at once, and copies
   // that must be sent again count as well. A push that ends where an eager close does (`eager`)
@@ -74,6 +76,7 @@ struct Hold {
 struct Allowance {
   uint64_t credit = 0;  // highest packet number that may be sent
   double window = 0;    // bytes of the receiver's window for this path
+  bool turns = false;   // the receiver's senders take turns
 
   // The packets that may still be sent; `next`: the next packet number.
   uint64_t left(uint64_t next) const { return credit > next - 1 ? credit - (next - 1) : 0; }

@@ -6,6 +6,14 @@ namespace {
 // Peers whose share is computed after each batch, beside those that sent it.
 constexpr size_t kTurns = 8;
 
+// The share of the port's rate at which each of two senders spends its turn. With half of it the
+// port is idle whenever one of them is late; with all of it ports ten times as slow as their
+// senders lose a tenth.
+constexpr double kTurnPace = 0.6;
+// The share of the wanted queue that sets the length of a turn at least. With half of it a turn of
+// a short queue takes an ACK for nine packets; with all of it slow ports lose some per cent.
+constexpr double kLeastTurn = 0.75;
+
 // Packets lost here, or expected to be, before a trial is judged; a sender waits for more, so that
 // its receivers find out first what their ports bear.
 constexpr double kEvidence = 32;
@@ -29,9 +37,12 @@ ReceiveController::ReceiveController(const Setup& setup)
       endpoints_(setup.endpoints),
       wire_bytes_(setup.wire_bytes),
       server_(setup.server),
+      target_(setup.target),
+      many_(setup.server && GrantSlots::serve(setup.senders)),
       window_(first_window(setup),
               {first_window(setup), setup.buffer, setup.target, kEvidence, smallest_window(setup)}),
-      delay_(setup.endpoints) {}
+      delay_(setup.endpoints),
+      slots_(setup.endpoints) {}
 
 bool ReceiveController::marked(Nanos round, Nanos now) {
   if (cut_ != 0 && now - cut_ < round) return false;
@@ -51,12 +62,53 @@ void ReceiveController::sample(size_t peer, Arriving& from, const Rtt& rtt, Nano
 
 // A server gives no credit for packets that it has no room for. A worker goes on: its peers limit
 // by themselves what they send early, and need credit for the results of earlier ops.
-bool ReceiveController::share(Credit& grant, const Sender& sender, Nanos now) const {
+bool ReceiveController::share(Credit& grant, const Sender& sender, Nanos now) {
+  const bool before = std::exchange(grant.turns, takes_turns(sender.rtt.minimum(), now));
+  if (grant.turns) return grant_slot(grant, sender, now) || !before;
   const bool stalled = server_ && sender.no_room;
   return credit.share(grant,
                       {sender.rtt.minimum(), sender.rtt.round(), sender.from.loss.share(now),
                        sender.from.rate.bytes_per_second(), sender.largest, stalled},
                       window_, wire_bytes_);
+}
+
+// A queue too short for all senders is known for a while, since turns keep its losses from showing
+// again. On a longer path a turn would be over before its sender is heard again.
+bool ReceiveController::takes_turns(Nanos rtprop, Nanos now) {
+  if (!many_) return false;
+  if (window_.overflows(now)) turns_until_ = now + WindowedMin::kWindow;
+  return now < turns_until_ && 2 * rtprop < target_;
+}
+
+// A slot has its part of what the path and a part of the wanted queue hold, so that two at once
+// leave half of that queue empty. The next turn is granted a round before this one ends. A sender
+// that was not heard of since its last turn has told nothing new, and asks for no other.
+bool ReceiveController::grant_slot(Credit& grant, const Sender& sender, Nanos now) {
+  const uint64_t underway = std::max(grant.granted, sender.largest) - sender.largest;
+  const auto wanted =
+      static_cast<uint32_t>(grant.demand - std::min<uint64_t>(grant.demand, underway));
+  const auto packets_in = [&](double nanos) { return window_.rate() * 1e-9 * nanos / wire_bytes_; };
+  const auto target = static_cast<double>(target_);
+  const double queue = std::max(static_cast<double>(window_.target()), kLeastTurn * target);
+  const double takes = queue / GrantSlots::kSlots + static_cast<double>(sender.rtt.minimum());
+  const double both = std::min(window_.bytes() / wire_bytes_, packets_in(takes));
+  const uint32_t packets = std::max(2U, static_cast<uint32_t>(both / GrantSlots::kSlots));
+  const double round = packets_in(static_cast<double>(sender.rtt.smoothed()));
+  const auto ahead = static_cast<uint32_t>(std::min(packets / 2.0, round));
+  if (grant.asked < sender.largest && !sender.no_room) {
+    grant.asked = sender.largest;
+    slots_.ask(sender.peer, grant.demand <= ahead ? UINT64_MAX : sender.largest + ahead, wanted);
+  }
+  if (grant.demand == 0) grant.granted = std::max(grant.granted, sender.largest + 1);
+  const uint32_t turn = sender.no_room ? 0 : std::min(wanted, packets);
+  const uint64_t end = std::max(grant.granted, sender.largest) + turn;
+  const Nanos due = now + sender.rtt.round() + kHostDelay + static_cast<Nanos>(takes);
+  if (!slots_.grant(sender.peer, end, turn ? due : now) || turn == 0) return false;
+  grant.share = turn;
+  const double paced = window_.ramps() ? UINT16_MAX : kTurnPace * packets_in(target);
+  grant.part = static_cast<uint32_t>(std::clamp(paced, 1.0, 1.0 * UINT16_MAX));
+  grant.granted = end;
+  return true;
 }
 
 void ReceiveController::add_turns(std::vector<uint16_t>& peers) {

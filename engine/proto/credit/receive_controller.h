@@ -16,6 +16,7 @@
 #include "proto/congestion/queue_delay.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/credit/credit.h"
+#include "proto/credit/grant_slots.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/rtt.h"
 
@@ -90,34 +91,50 @@ class ReceiveController {
   // ---- credit
   // Sender is what the endpoint knows of a sender.
   struct Sender {
+    size_t peer = 0;
     const Arriving& from;
     const Rtt& rtt;
     uint64_t largest = 0;  // packet number that has arrived
     bool no_room = false;  // a packet found no room
   };
   // Sets a sender's share, and grants it. True when it should get an ACK at once.
-  bool share(Credit& grant, const Sender& sender, Nanos now) const;
+  bool share(Credit& grant, const Sender& sender, Nanos now);
+  // The sender that gets a slot, whose share is due then, or GrantSlots::kNone. Call it until then
+  // after each batch, and at slot_due().
+  size_t next_slot(Nanos now) { return now < turns_until_ ? slots_.next(now) : GrantSlots::kNone; }
+  // When it has to be called though nothing arrives.
+  Nanos slot_due() const { return slots_.due() < turns_until_ ? slots_.due() : kNever; }
   // Appends the peers whose share is computed after a batch although nothing arrived from them:
   // all in turn, since what arrives changes the share of every sender.
   void add_turns(std::vector<uint16_t>& peers);
   // The packets of a sender after which it gets an ACK, those of a train at most. At least three go
   // for each share of credit: with fewer the sender waits, and each takes as much of the return
-  // path as a tenth of a chunk. `lossy`: ACKs are lost heavily; with fewer, what has arrived would
-  // be sent again.
+  // path as a tenth of a chunk. For all of a slot one goes. `lossy`: ACKs are lost heavily; with
+  // fewer, what has arrived would be sent again.
   static uint32_t packets_per_ack(const Credit& grant, bool lossy) {
-    return lossy ? 1 : std::min<uint32_t>(grant.share / kAcksPerShare, Train::kMaxSegments);
+    const uint32_t share = grant.turns ? grant.share : grant.share / kAcksPerShare;
+    return lossy ? 1 : std::min<uint32_t>(share, Train::kMaxSegments);
   }
 
  private:
+  // True when a sender at this distance takes turns.
+  bool takes_turns(Nanos rtprop, Nanos now);
+  // Grants a sender what it may send in its slot; true when it has got one.
+  bool grant_slot(Credit& grant, const Sender& sender, Nanos now);
+
   // ACKs for each share of credit.
   static constexpr uint32_t kAcksPerShare = 3;
   size_t endpoints_;
   uint32_t wire_bytes_;
   bool server_;
+  Nanos target_;
+  bool many_;  // senders of a server: they may take turns
   DelayWindow window_;
   PortDelay delay_;  // of the queue in front of this port
-  Nanos cut_ = 0;    // last reduction of the window for marks
-  size_t turn_ = 0;  // the peer of the last turn
+  GrantSlots slots_;
+  Nanos turns_until_ = 0;  // its queue is known to be too short for all senders
+  Nanos cut_ = 0;          // last reduction of the window for marks
+  size_t turn_ = 0;        // the peer of the last turn
 };
 
 }  // namespace gradwire

@@ -116,13 +116,13 @@ void Endpoint::on_timer(Nanos now) {
     retire(now);
   }
   finish_close(now);
-  catch_up();
+  flush(now);
 }
 
 Nanos Endpoint::next_timer() const {
   Nanos next = std::min({due_.last_timer + port_.config.ping_interval, due_.sends.earliest(),
                          due_.checks.earliest(), ops_.earliest()});
-  if (!failure_) next = std::min(next, due_.repeat);
+  if (!failure_) next = std::min({next, due_.repeat, port_.receiver.slot_due()});
   if (due_.pace > due_.last_timer) next = std::min(next, due_.pace);
   if (port_.leaving && !port_.left) {
     const bool served = failure_ || ops_.all().empty();

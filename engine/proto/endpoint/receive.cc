@@ -285,6 +285,8 @@ void Endpoint::flush(Nanos now) {
       if (Path* path = paths_.find(peer); path && path->share_credit(now)) changes_.touch(*path);
     arrived_.clear();
   }
+  for (size_t peer; (peer = port_.receiver.next_slot(now)) != GrantSlots::kNone;)
+    if (paths_.at(peer).share_credit(now)) changes_.touch(paths_.at(peer));
   catch_up();
 }
 

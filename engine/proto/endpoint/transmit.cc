@@ -75,7 +75,7 @@ bool Endpoint::next_chunks(Nanos now, Train& train) {
     catch_up();
     const SendController::LongPaths far = paths_.long_paths();
     const double rate = port_.btlbw();
-    port_.sender.pace(far, rate, rate > 0 ? paths_.unproven_rate(now) : 0, now);
+    port_.sender.pace(far, rate, rate > 0 ? paths_.unproven_rate(now) : 0, paths_.turn(), now);
     due_.pace = 0;
     const double space = port_.sender.room(now);
     const uint64_t window =

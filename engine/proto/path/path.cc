@@ -11,6 +11,8 @@ namespace {
 // Chunks for a peer that is not known to have started their op. Where all start together fewer go
 // before its OPEN arrives, and the peer stashes more in any case.
 constexpr size_t kMostEarly = Stash::kMost / 2;
+// A sender that waits for its turn asks for it after so long: other senders take milliseconds each.
+constexpr Nanos kTurnWait = 50 * kMillisecond;
 // Packets of a probe time-out that go whatever the window is.
 constexpr uint64_t kFewProbes = 2;
 // A path without an answer for this long may not carry datagrams of the agreed length.
@@ -100,8 +102,8 @@ Nanos Path::record(const Run& run, Nanos now) {
 }
 
 bool Path::share_credit(Nanos now) {
-  const bool tell =
-      port.receiver.share(grant, {arriving, recovery.rtt, acks.largest(), stash.no_room()}, now);
+  const bool tell = port.receiver.share(
+      grant, {peer, arriving, recovery.rtt, acks.largest(), stash.no_room()}, now);
   if (tell) acks.hurry();
   return tell;
 }
@@ -112,7 +114,8 @@ bool Path::on_ack(const wire::Ack& ack, Nanos now) {
   Recovery::Acked& acked = port.acked;
   acked.clear();
   // A share of less than a packet would hold this path back for ever.
-  if (ack.share && ack.share < port.config.wire_bytes()) return false;
+  const uint32_t share = ack.share & ~wire::Ack::kTurns;
+  if (share && share < port.config.wire_bytes()) return false;
   if (!recovery.on_ack(ack, now, acked)) return false;
   const uint64_t granted = wire::expand(ack.credit, recovery.next());
   if (granted > allowed.credit && granted < recovery.next() + SentPackets::kMost) {
@@ -120,7 +123,8 @@ bool Path::on_ack(const wire::Ack& ack, Nanos now) {
     recovery.feed();
   }
   if (recovery.latest()) {
-    if (ack.share) allowed.window = ack.share;
+    if (share) allowed.window = share;
+    allowed.turns = share != ack.share;
     loss_to = {ack.loss / 65'536.0, Nanos{ack.queue_us} * kMicrosecond, now};
     port.sender.told(peer, ack.room / 255.0);
     if (!short_queue(loss_to.queue, port.sender.window().target())) recovery.twins.queued(now);
@@ -185,7 +189,8 @@ void Path::adapt(uint64_t backlog, Nanos now) {
     recovery.end_probes();
     recovery.feed();
   } else if (credit() == 0 && recovery.probes() == 0 && !port.failed) {
-    recovery.starve(now);
+    if (!allowed.turns) return recovery.starve(now);
+    if (recovery.in_flight() == 0) recovery.starve(now + kTurnWait);
   }
 }
 
@@ -260,7 +265,7 @@ bool Path::check_probes(uint64_t backlog, Nanos now) {
 Nanos Path::repeat(bool full, Copies& copies, Nanos now) {
   if (!standing.lossy || farewell.gone || recovery.in_flight() == 0) return kNever;
   const Repeats after(loss(now), recovery.rtt.smoothed(), port.sender.queued(),
-                      standing.backlog > 0, full || credit() == 0);
+                      standing.backlog > 0, full || (credit() == 0 && !allowed.turns));
   return recovery.repeat(after, copies, now, port.lost);
 }
 

@@ -36,6 +36,18 @@ SendController::LongPaths Paths::long_paths() const {
   return far;
 }
 
+SendController::Turn Paths::turn() const {
+  SendController::Turn turn;
+  if (port_.config.aggregates()) return turn;
+  for (const Path* path : all_) {
+    if (!path->allowed.turns || path->standing.backlog == 0 || path->closed()) continue;
+    if (path->credit() == 0) continue;
+    turn.bytes += static_cast<double>(path->credit()) * port_.config.wire_bytes();
+    turn.rate += path->allowed.window * 1e9 / static_cast<double>(port_.config.delay_target);
+  }
+  return turn;
+}
+
 double Paths::windows(Nanos now) const {
   double total = 0;
   for (const Path* path : all_)

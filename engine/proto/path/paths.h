@@ -27,6 +27,8 @@ class Paths {
   bool any_lossy() const { return lossy_ > 0; }
   // The longest of the long paths that have a backlog.
   SendController::LongPaths long_paths() const;
+  // What may go of what was granted in turns.
+  SendController::Turn turn() const;
   // Bytes that all receivers allow here, as they have reported lately.
   double windows(Nanos now) const;
   // The rate in bytes/s to use while only heavy loss has shown one, else 0.

@@ -65,7 +65,7 @@ void Path::write_ack(Nanos now, Train& train) {
   wire::Ack ack;
   ack.credit = static_cast<uint32_t>(grant.granted);
   ack.loss = static_cast<uint16_t>(loss_from * 65'536.0);
-  ack.share = grant.part * port.config.wire_bytes();
+  ack.share = grant.part * port.config.wire_bytes() | (grant.turns ? wire::Ack::kTurns : 0);
   ack.room = static_cast<uint8_t>(port.receiver.window().room() * 255.0);
   ack.ect0 = ecn.seen.ect0;
   ack.ce = ecn.seen.ce;

@@ -154,11 +154,12 @@ void bind_congestion(nb::module_& module) {
       .def(
           "pace",
           [](SendController& self, double rate, Nanos now, double unproven, uint32_t far,
-             Nanos rtprop, Nanos round, double window) {
-            self.pace(LongPaths{far, rtprop, round, window}, rate, unproven, now);
+             Nanos rtprop, Nanos round, double window, double turn, double turn_rate) {
+            self.pace(LongPaths{far, rtprop, round, window}, rate, unproven, {turn, turn_rate},
+                      now);
           },
           "rate"_a, "now"_a, nb::kw_only(), "unproven"_a = 0.0, "far"_a = 0, "rtprop"_a = 0,
-          "round"_a = 0, "window"_a = 0.0)
+          "round"_a = 0, "window"_a = 0.0, "turn"_a = 0.0, "turn_rate"_a = 0.0)
       .def("led_by_receiver", &SendController::led_by_receiver)
       .def("room", &SendController::room, "now"_a)
       .def("limited", &SendController::limited)

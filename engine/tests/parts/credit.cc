@@ -1,4 +1,5 @@
 #include "proto/credit/credit.h"
+#include "proto/credit/grant_slots.h"
 #include "proto/credit/receive_controller.h"
 
 #include "tests/parts/parts.h"
@@ -56,9 +57,9 @@ void bind_credit(nb::module_& module) {
       .def("sample", &ReceiveController::sample, "peer"_a, "source"_a, "rtt"_a, "now"_a)
       .def(
           "share",
-          [](const ReceiveController& self, Credit& grant, const Arriving& source, const Rtt& rtt,
+          [](ReceiveController& self, Credit& grant, const Arriving& source, const Rtt& rtt,
              Nanos now, uint64_t largest,
-             bool no_room) { return self.share(grant, {source, rtt, largest, no_room}, now); },
+             bool no_room) { return self.share(grant, {0, source, rtt, largest, no_room}, now); },
           "grant"_a, "source"_a, "rtt"_a, "now"_a, nb::kw_only(), "largest"_a = 0,
           "no_room"_a = false)
       .def("turns",
@@ -68,6 +69,18 @@ void bind_credit(nb::module_& module) {
              return peers;
            })
       .def_static("packets_per_ack", &ReceiveController::packets_per_ack, "grant"_a, "lossy"_a);
+  nb::class_<GrantSlots>(module, "GrantSlots")
+      .def(nb::init<size_t>(), "peers"_a)
+      .def("ask", &GrantSlots::ask, "peer"_a, "largest"_a, "demand"_a)
+      .def(
+          "next",
+          [](GrantSlots& self, Nanos now) -> std::optional<size_t> {
+            const size_t peer = self.next(now);
+            return peer == GrantSlots::kNone ? std::nullopt : std::optional(peer);
+          },
+          "now"_a)
+      .def("due", &GrantSlots::due)
+      .def("grant", &GrantSlots::grant, "peer"_a, "end"_a, "until"_a);
   nb::class_<Allowance>(module, "Allowance")
       .def(nb::init<>())
       .def_rw("credit", &Allowance::credit)
