@@ -19,11 +19,12 @@ Failure failure_of_silence(std::vector<Listened> peers, const EndpointConfig& co
   const Nanos last = std::ranges::min(peers, {}, &Listened::last_heard).last_heard;
   if (now - last <= config.peer_timeout) return {};
   const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
-  // A peer that lives is heard within about this time, so one that was not need not live.
+  // A peer that lives is heard within about this time, so one that was not need not live. Pings go
+  // more often only after it, and need a moment to be answered.
   const Nanos together = Liveness::Times{config.ping_interval, config.peer_timeout}.long_silence();
   const size_t all = peers.size();
   const bool cut_off = all > 1 && std::ranges::all_of(peers, [&](const Listened& each) {
-                         return now - each.last_heard > config.peer_timeout - together;
+                         return now - each.last_heard > config.peer_timeout - together + moment;
                        });
   std::erase_if(peers, [=](const Listened& each) { return each.last_heard > last + moment; });
   const Listened& first = peers.front();
