@@ -15,7 +15,7 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all conformance matrix traces fuzz sanitize work memory lint format docs bench \
+.PHONY: demo test test-all conformance matrix traces fuzz sanitize coverage work memory lint format docs bench \
 	venv engine clean help
 
 demo: venv  ## train over a bursting network, beside TCP
@@ -46,6 +46,11 @@ fuzz: venv  ## run the fuzz targets for minutes (ARGS="--seconds 1200 wire": one
 
 sanitize: venv  ## run tests of the engine with AddressSanitizer, UBSan and ThreadSanitizer
 	@$(BIN)/python tools/sanitize.py $(ARGS)
+
+coverage: venv  ## say which lines of the engine its tests reach (minutes)
+	@$(BIN)/python -c 'import gcovr' 2>/dev/null || \
+		$(BIN)/python -m pip install -q -c constraints.txt gcovr
+	@$(BIN)/python tools/line_coverage.py $(ARGS)
 
 work: venv  ## count the engine's instructions at 4 and 64 ranks with valgrind (minutes, 8 GB)
 	@$(BIN)/python engine/tests/work.py

@@ -50,9 +50,8 @@ OPTIONS = {
 }
 
 
-def build(kind: str) -> Path:
-    """A folder with the package gradwire whose engine is sanitized."""
-    folder, flags, _ = BUILDS[kind]
+def build(folder: str, settings: list[str], targets: list[str]) -> Path:
+    """A folder with the package gradwire, whose engine is built by these settings of CMake."""
     out = ROOT / "build" / folder
     ninja = shutil.which("ninja", path=f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
@@ -62,11 +61,10 @@ def build(kind: str) -> Path:
     # What GCC adds for a sanitizer makes it warn of headers that are not ours.
     subprocess.run(
         [cmake, "-S", ROOT, "-B", out, *generator, f"-DPython_EXECUTABLE={sys.executable}",
-         f"-DGRADWIRE_SANITIZE={flags}", "-DCMAKE_CXX_COMPILER=g++",
-         "-DGRADWIRE_WERROR=OFF"],
+         "-DCMAKE_CXX_COMPILER=g++", "-DGRADWIRE_WERROR=OFF", *settings],
         check=True, stdout=subprocess.DEVNULL)  # fmt: skip
     jobs = os.environ.get("JOBS", str(os.cpu_count() or 2))
-    subprocess.run([cmake, "--build", out, "-j", jobs, "--target", "_engine"], check=True,
+    subprocess.run([cmake, "--build", out, "-j", jobs, "--target", *targets], check=True,
                    stdout=subprocess.DEVNULL)  # fmt: skip
     site = out / "site"
     shutil.rmtree(site, ignore_errors=True)
@@ -90,8 +88,9 @@ def library(name: str) -> str:
 
 def run(kind: str, tests: list[str]) -> bool:
     """True if nothing failed."""
-    site = build(kind)
-    preload = " ".join(library(name) for name in BUILDS[kind][2])
+    folder, flags, libraries = BUILDS[kind]
+    site = build(folder, [f"-DGRADWIRE_SANITIZE={flags}"], ["_engine"])
+    preload = " ".join(library(name) for name in libraries)
     # The C++ library belongs before the sanitizer's hooks for exceptions.
     environment = os.environ | OPTIONS | {
         "LD_PRELOAD": f"{preload} {library('libstdc++.so.6')}",

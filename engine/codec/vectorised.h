@@ -1,9 +1,11 @@
 // GRADWIRE_VECTORISED marks a plain loop over floats. The compiler makes an AVX2 version of it as
 // well, which is chosen at program start. Both round alike, since neither uses fused multiply-add.
+// GRADWIRE_ONE_VERSION leaves that out: lines of such functions are not counted (gcov).
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(GRADWIRE_ONE_VERSION)
 #define GRADWIRE_VECTORISED __attribute__((target_clones("avx2", "default")))
 #else
 #define GRADWIRE_VECTORISED
