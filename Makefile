@@ -15,8 +15,8 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all conformance matrix traces fuzz sanitize coverage work memory lint format docs bench \
-	venv engine clean help
+.PHONY: demo test test-all conformance matrix traces fuzz sanitize coverage work memory lint \
+	format docs bench venv engine clean help
 
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)

@@ -349,10 +349,10 @@ def test_a_server_gives_no_credit_for_what_it_has_no_room_for(
 
 def test_eight_peers_have_their_turn_after_each_batch() -> None:
     receiver = controller(workers=19)
-    assert receiver.turns() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert receiver.turns() == [9, 10, 11, 12, 13, 14, 15, 16]
-    assert receiver.turns() == [17, 18, 19, 0, 1, 2, 3, 4]
-    assert controller(workers=2).turns() == [1, 2, 0]
+    assert receiver.others() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert receiver.others() == [9, 10, 11, 12, 13, 14, 15, 16]
+    assert receiver.others() == [17, 18, 19, 0, 1, 2, 3, 4]
+    assert controller(workers=2).others() == [1, 2, 0]
 
 
 @pytest.mark.parametrize(

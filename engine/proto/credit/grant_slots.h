@@ -53,7 +53,7 @@ class GrantSlots {
   // When a slot is free though nothing arrives, and somebody wants it.
   Nanos due() const {
     if (wanted_.earliest() == kNever) return kNever;
-    return std::min(slots_[0].until, slots_[1].until);
+    return std::ranges::min(slots_, {}, &Slot::until).until;
   }
   // True when the sender has a slot since next(): it may send up to `end` now.
   bool grant(size_t peer, uint64_t end, Nanos until) {

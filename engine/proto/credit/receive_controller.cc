@@ -4,7 +4,7 @@ namespace gradwire {
 
 namespace {
 // Peers whose share is computed after each batch, beside those that sent it.
-constexpr size_t kTurns = 8;
+constexpr size_t kOthers = 8;
 
 // The share of the port's rate at which each of two senders spends its turn. With half of it the
 // port is idle whenever one of them is late; with all of it ports ten times as slow as their
@@ -111,11 +111,11 @@ bool ReceiveController::grant_slot(Credit& grant, const Sender& sender, Nanos no
   return true;
 }
 
-void ReceiveController::add_turns(std::vector<uint16_t>& peers) {
+void ReceiveController::add_others(std::vector<uint16_t>& peers) {
   const auto arrived = static_cast<ptrdiff_t>(peers.size());
-  for (size_t i = 0; i < std::min(kTurns, endpoints_); ++i) {
-    turn_ = turn_ + 1 == endpoints_ ? 0 : turn_ + 1;
-    const auto peer = static_cast<uint16_t>(turn_);
+  for (size_t i = 0; i < std::min(kOthers, endpoints_); ++i) {
+    other_ = other_ + 1 == endpoints_ ? 0 : other_ + 1;
+    const auto peer = static_cast<uint16_t>(other_);
     const auto end = peers.begin() + arrived;
     if (std::find(peers.begin(), end, peer) == end) peers.push_back(peer);
   }

@@ -2,7 +2,7 @@
 // divides among them. It is the counterpart of SendController.
 //
 // Feed it arrived(), missing() and marked() for packets, and sample() for each peer after a batch
-// of them. share() sets a peer's credit; after a batch it is due for the peers of add_turns().
+// of them. share() sets a peer's credit; after a batch it is due for the peers of add_others().
 #pragma once
 
 #include <algorithm>
@@ -106,7 +106,7 @@ class ReceiveController {
   Nanos slot_due() const { return slots_.due() < turns_until_ ? slots_.due() : kNever; }
   // Appends the peers whose share is computed after a batch although nothing arrived from them:
   // all in turn, since what arrives changes the share of every sender.
-  void add_turns(std::vector<uint16_t>& peers);
+  void add_others(std::vector<uint16_t>& peers);
   // The packets of a sender after which it gets an ACK, those of a train at most. At least three go
   // for each share of credit: with fewer the sender waits, and each takes as much of the return
   // path as a tenth of a chunk. For all of a slot one goes. `lossy`: ACKs are lost heavily; with
@@ -134,7 +134,7 @@ class ReceiveController {
   GrantSlots slots_;
   Nanos turns_until_ = 0;  // its queue is known to be too short for all senders
   Nanos cut_ = 0;          // last reduction of the window for marks
-  size_t turn_ = 0;        // the peer of the last turn
+  size_t other_ = 0;       // the last of add_others()
 };
 
 }  // namespace gradwire

@@ -280,7 +280,7 @@ void Endpoint::flush(Nanos now) {
   if (!arrived_.empty()) {
     std::ranges::sort(arrived_);
     for (const uint16_t peer : arrived_) paths_.at(peer).sample(now);
-    port_.receiver.add_turns(arrived_);
+    port_.receiver.add_others(arrived_);
     for (const uint16_t peer : arrived_)
       if (Path* path = paths_.find(peer); path && path->share_credit(now)) changes_.touch(*path);
     arrived_.clear();

@@ -222,7 +222,7 @@ struct Path {
   void check_pings(Nanos now);
   void check_limit(Nanos now);
   // Port::lost has what is lost now, by the loss timer or by a probe time-out. `backlog`: the
-  // chunks that wait.
+  // chunks that wait; true at a time-out.
   void check_losses(Nanos now);
   bool check_probes(uint64_t backlog, Nanos now);
   // Port::lost has what goes again under heavy loss, without waiting for an ACK. `full`: the window

@@ -65,7 +65,9 @@ void Path::write_ack(Nanos now, Train& train) {
   wire::Ack ack;
   ack.credit = static_cast<uint32_t>(grant.granted);
   ack.loss = static_cast<uint16_t>(loss_from * 65'536.0);
-  ack.share = grant.part * port.config.wire_bytes() | (grant.turns ? wire::Ack::kTurns : 0);
+  const uint64_t share = uint64_t{grant.part} * port.config.wire_bytes();
+  ack.share = static_cast<uint32_t>(std::min<uint64_t>(share, wire::Ack::kTurns - 1));
+  if (grant.turns) ack.share |= wire::Ack::kTurns;
   ack.room = static_cast<uint8_t>(port.receiver.window().room() * 255.0);
   ack.ect0 = ecn.seen.ect0;
   ack.ce = ecn.seen.ce;

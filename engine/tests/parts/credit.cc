@@ -62,10 +62,10 @@ void bind_credit(nb::module_& module) {
              bool no_room) { return self.share(grant, {0, source, rtt, largest, no_room}, now); },
           "grant"_a, "source"_a, "rtt"_a, "now"_a, nb::kw_only(), "largest"_a = 0,
           "no_room"_a = false)
-      .def("turns",
+      .def("others",
            [](ReceiveController& self) {
              std::vector<uint16_t> peers;
-             self.add_turns(peers);
+             self.add_others(peers);
              return peers;
            })
       .def_static("packets_per_ack", &ReceiveController::packets_per_ack, "grant"_a, "lossy"_a);
