@@ -743,14 +743,6 @@ BREAKS = (
         SIM + "fuzz.py",
     ),
     Break(
-        0,
-        "who waits for a turn sends copies all the same",
-        PROTO + "path/path.cc",
-        "full || (credit() == 0 && !allowed.turns)",
-        "full || credit() == 0",
-        SIM + "network.py",
-    ),
-    Break(
         6,
         "a turn whose end is lost is held for good",
         PROTO + "credit/grant_slots.h",

@@ -265,7 +265,7 @@ bool Path::check_probes(uint64_t backlog, Nanos now) {
 Nanos Path::repeat(bool full, Copies& copies, Nanos now) {
   if (!standing.lossy || farewell.gone || recovery.in_flight() == 0) return kNever;
   const Repeats after(loss(now), recovery.rtt.smoothed(), port.sender.queued(),
-                      standing.backlog > 0, full || (credit() == 0 && !allowed.turns));
+                      standing.backlog > 0, full || credit() == 0);
   return recovery.repeat(after, copies, now, port.lost);
 }
 
