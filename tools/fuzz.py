@@ -52,12 +52,18 @@ def build(compiler: str | None, targets: list[str]) -> Path:
         ninja = shutil.which("ninja", path=f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}")
         options += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
     cmake = str(BIN / "cmake")
-    subprocess.run([cmake, "-S", ROOT, "-B", out, *options], check=True, stdout=subprocess.DEVNULL)
+    quietly([cmake, "-S", ROOT, "-B", out, *options])
     names = [f"fuzz_{target}" for target in targets]
     jobs = os.environ.get("JOBS", str(os.cpu_count() or 2))
-    subprocess.run([cmake, "--build", out, "-j", jobs, "--target", *names], check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+    quietly([cmake, "--build", out, "-j", jobs, "--target", *names])
     return out
+
+
+def quietly(command: list[str | Path]) -> None:
+    """Runs a command; what it says is shown where it fails, which ends this program."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}{' '.join(map(str, command))} failed ({done.returncode})")
 
 
 def run(out: Path, target: str, seconds: int, seed: int) -> bool:

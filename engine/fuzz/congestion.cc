@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint32_t kWireBytes = 1472 + kOverhead;
 constexpr size_t kPaths = 3;
+constexpr size_t kPeers = 16;  // of a receiver whose senders may take turns
 constexpr Nanos kLongestStep = 600 * kSecond;
 // The longest that a pace holds back the next train.
 constexpr Nanos kLongestWait = 120 * kSecond;
@@ -25,7 +26,8 @@ class Case {
   explicit Case(Input& input)
       : input_(input),
         sender_(kWireBytes, 1300 * kMicrosecond, true, kPaths),
-        receiver_({kPaths, kPaths - 1, kPaths, kWireBytes, 5e5, 1300 * kMicrosecond, false}) {}
+        peers_(input_.flip() ? kPaths : kPeers),
+        receiver_(setup(peers_.size())) {}
 
   void run() {
     while (!input_.done()) {
@@ -35,6 +37,11 @@ class Case {
   }
 
  private:
+  // Of a worker, or of a server with enough workers for turns.
+  static ReceiveController::Setup setup(size_t peers) {
+    const auto senders = static_cast<uint32_t>(peers - 1);
+    return {peers, senders, senders, kWireBytes, 5e5, 1300 * kMicrosecond, peers == kPeers};
+  }
   // A time that a peer reports: plausible, or any that its field holds.
   Nanos reported() { return Nanos{input_.number<uint32_t>(input_.below(5000))} * kMicrosecond; }
   // A round-trip time, which Rtt bounds.
@@ -102,7 +109,12 @@ class Case {
     far.round = far.rtprop + measured();
     far.window = std::max(24 * kWireBytes, input_.number<uint32_t>(100'000));
     const double rate = sender_.window().rate();
-    sender_.pace(far, rate, input_.flip() ? rate : 0, now_);
+    SendController::Turn turn;
+    if (input_.flip()) {
+      turn.bytes = 1.0 * kWireBytes * (1 + input_.get<uint16_t>());
+      turn.rate = turn.bytes * 1e9 / static_cast<double>(1300 * kMicrosecond);
+    }
+    sender_.pace(far, rate, input_.flip() ? rate : 0, turn, now_);
     expect(sender_.quantum() >= 1, "a train has a packet");
     const Nanos wait = sender_.wait(input_.flip(), now_);
     expect(wait == 0 || wait > now_, "a train goes now or later");
@@ -113,7 +125,7 @@ class Case {
   }
 
   void arrive() {
-    const size_t peer = input_.below(kPaths);
+    const size_t peer = input_.below(static_cast<uint32_t>(peers_.size()));
     Peer& from = peers_[peer];
     const Nanos arrival = now_ - std::min(now_, reported());
     const auto stamp = input_.number<uint32_t>(us(arrival));
@@ -126,12 +138,30 @@ class Case {
     from.largest = number;
     from.rtt.sample(measured(), reported(), now_);
     receiver_.sample(peer, from.arriving, from.rtt, now_);
-    const uint64_t before = from.grant.granted;
-    receiver_.share(from.grant, {from.arriving, from.rtt, from.largest, false}, now_);
-    expect(from.grant.granted >= before, "credit is not taken back");
-    expect(from.grant.granted > from.largest, "a sender may always send a packet");
+    if (input_.below(8) == 0) receiver_.missing();
+    share(peer);
+    slots();
     if (from.ecn.sent.told(input_.number<uint32_t>(0), input_.number<uint32_t>(0)))
       expect(!from.ecn.sent.failed(), "marks of a path that fails are not believed");
+  }
+
+  void share(size_t peer) {
+    Peer& from = peers_[peer];
+    const uint64_t before = from.grant.granted;
+    const bool no_room = input_.below(8) == 0;
+    receiver_.share(from.grant, {peer, from.arriving, from.rtt, from.largest, no_room}, now_);
+    expect(from.grant.granted >= before, "credit is not taken back");
+    // What has no room is not asked for; in turns, the others wait.
+    if (no_room || from.grant.turns) return;
+    expect(from.grant.granted > from.largest, "a sender may send a packet");
+  }
+  void slots() {
+    size_t given = 0;
+    for (size_t peer; (peer = receiver_.next_slot(now_)) != GrantSlots::kNone; ++given) {
+      expect(given < peers_.size(), "slots come to an end");
+      share(peer);
+    }
+    expect(receiver_.slot_due() > now_, "a slot that is free is given away");
   }
 
   void check() const {
@@ -156,10 +186,10 @@ class Case {
   Input& input_;
   Nanos now_ = kSecond;
   SendController sender_;
+  std::vector<Peer> peers_;
   ReceiveController receiver_;
   uint64_t in_flight_ = 0;
   Nanos acked_[kPaths] = {};
-  Peer peers_[kPaths];
 };
 
 }  // namespace

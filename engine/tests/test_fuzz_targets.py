@@ -1,8 +1,9 @@
-"""The fuzz targets of engine/fuzz build, and find nothing in a second each."""
+"""The fuzz targets of engine/fuzz fit the engine, build, and find nothing in a second each."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "engine" / "fuzz").glob("*.cc"))
+COMPILER = shutil.which(os.environ.get("CXX") or "c++") or ""
+
+
+@pytest.mark.skipif(not COMPILER, reason="needs a compiler")
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_fuzz_target_fits_the_engine(source: Path) -> None:
+    command = [COMPILER, "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'engine'}", source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
