@@ -140,6 +140,29 @@ def test_settings_show_no_key() -> None:
         Settings.build({"key": KEY, "key_file": "x"}, environment={})
 
 
+@pytest.mark.parametrize("given", [{"key": KEY}, {"key_file": "key"}])
+def test_with_a_key_nothing_goes_over_the_hosts_network(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who drops datagrams has the gradients sent in the clear, by Gloo."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text(KEY)
+    (tmp_path / "key").chmod(0o600)
+    variables = {f"GRADWIRE_{name.upper()}": value for name, value in given.items()}
+    for options, environment in (
+        ({**given, "on_failure": "host"}, {}),
+        ({"on_failure": "host"}, variables),
+        (given, {"GRADWIRE_ON_FAILURE": "host"}),
+        ({}, {**variables, "GRADWIRE_ON_FAILURE": "host"}),
+    ):
+        with pytest.raises(ConfigError, match="beside a key") as raised:
+            configure("reliable", options, environment)
+        assert (raised.value.setting, raised.value.value) == ("on_failure", "host")
+        assert "in the clear" in raised.value.allowed
+    assert Settings.build({**given, "on_failure": "raise"}, environment={}).secret_key()
+    assert Settings.build({"on_failure": "host"}, environment={}).on_failure == "host"
+
+
 def test_an_engine_serves_one_key_only() -> None:
     """Else who attaches with a key would send by an older one, or in the clear."""
     store = dist.HashStore()

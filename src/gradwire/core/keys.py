@@ -32,6 +32,25 @@ def check_key(auth: object, key: object, key_file: object) -> None:
         raise ConfigError.of("auth", auth, allowed, beside="beside a key")
 
 
+def check_key_kept(authentication: str, on_failure: object) -> None:
+    """Checks that a job with a key never leaves its engine, which alone has the key.
+
+    Else who drops datagrams could have the gradients sent in the clear.
+
+    Raises:
+        ConfigError: There is a key, and failed transfers go over the host's network.
+    """
+    if authentication == "key" and on_failure == "host":
+        raise ConfigError.of(
+            "on_failure",
+            on_failure,
+            "the host's network has no key, and gradients would go over it in the clear; use "
+            "on_failure='raise', or leave out the key and encrypt all of the job's traffic below "
+            "it (WireGuard, for instance)",
+            beside="beside a key",
+        )
+
+
 def read_key(key: object, key_file: object) -> bytes:
     """Returns the key that the settings give, nothing where there is none.
 

@@ -27,7 +27,7 @@ from gradwire.core.environment import (
     read_ports,
 )
 from gradwire.core.errors import ConfigError, suggestion
-from gradwire.core.keys import check_key, fingerprint, read_key
+from gradwire.core.keys import check_key, check_key_kept, fingerprint, read_key
 from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 
 log = logging.getLogger("gradwire")
@@ -124,9 +124,10 @@ class Settings:
             and close(), or None.
         on_failure: What a failed transfer does where all ranks live: "raise" ends training with an
             error; "host" sends the step again over the host's network, by Gloo, and so all that
-            follow. It holds back each step's results until all ranks have them, and keeps a copy
-            of what is sent. For modules under DistributedDataParallel; the backend
-            "gradwire" raises in any case. Allowed: "raise", "host".
+            follow, neither authenticated nor encrypted. It holds back each step's results until
+            all ranks have them, and keeps a copy of what is sent. For modules under
+            DistributedDataParallel; the backend "gradwire" raises in any case. Allowed: "raise",
+            or "host" without a key.
         dscp: DSCP of gradwire's datagrams where the plan gives none (RFC 2474). Allowed: [0, 63].
         ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
             that does not carry ECT is detected, and goes without in any case. Allowed: True or
@@ -260,6 +261,7 @@ class Settings:
         if isinstance(self.key_file, os.PathLike):
             object.__setattr__(self, "key_file", os.fspath(self.key_file))
         check_key(self.auth, self.key, self.key_file)
+        check_key_kept(self.authentication, self.on_failure)
         self.secret_key()
         _whole("cores", self.cores, 1, MOST_CORES)
         _whole("min_bytes", self.min_bytes, 1, 1 << 62)
