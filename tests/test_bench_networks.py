@@ -124,6 +124,22 @@ def test_a_mark_is_met_within_its_bounds() -> None:
     ]
 
 
+def _ends_with_seed_0(seed: int) -> dict[str, float]:
+    if seed:
+        raise ValueError("not done")
+    return {"share": 0.5}
+
+
+def test_a_network_on_which_a_run_does_not_end_misses_its_marks() -> None:
+    """No mark is met by the seeds that end alone."""
+    scene = Scene("sharing", "two", _ends_with_seed_0, (Mark("share", most=0.65),))
+    (row,) = run_networks([scene], seeds=3, jobs=1, progress=lambda name: None)
+    assert row["failure"] == "seed 1: not done"
+    assert row["failed"] == 2
+    assert [mark["met"] for mark in row["marks"]] == [False]
+    assert "share" not in row
+
+
 @pytest.mark.parametrize("wrong", [{"ranks": 1}, {"megabytes": 0.0}, {"judged": 9}, {"ops": 0}])
 def test_a_network_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)) if "ops" not in wrong else "judged"):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from gradwire_lab.bench import app, networks_page
-from gradwire_lab.bench.network_groups import far, grid
+from gradwire_lab.bench import app, network_marks, networks_page
+from gradwire_lab.bench.network_groups import GROUPS, far, grid
 from gradwire_lab.bench.page import NAME, TITLES, render
 from gradwire_lab.bench.page_command import PARTS
 from gradwire_lab.bench.pictures import SIZE_GROUNDS, measure_sizes
@@ -60,10 +61,17 @@ def _networks(folder: Path) -> None:
         {"group": each.group, "name": each.name, **figures, "acks": 0.1, "date": day, "seeds": 5}
         for each, day in ((rack, "2026-01-02T03:04:05"), (next(far()), "2026-01-03T03:04:05"))
     ]
-    failed = {"group": "grid", "name": "none", "failure": "not done", "failed": 1}
-    (folder / networks_page.FIGURES).write_text(
-        json.dumps({"machine": {}, "rows": [*rows, failed]})
-    )
+    _keep(folder, rows)
+
+
+def _keep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    (folder / networks_page.FIGURES).write_text(json.dumps({"machine": {}, "rows": rows}))
+
+
+def _change(folder: Path, **more: Any) -> None:
+    """Give more to each of the rows that a folder has."""
+    rows = json.loads((folder / networks_page.FIGURES).read_text())["rows"]
+    _keep(folder, [{**row, **more} for row in rows])
 
 
 def test_the_command_draws_the_map_of_networks_and_writes_their_page(tmp_path: Path) -> None:
@@ -95,6 +103,60 @@ def test_the_page_of_networks_has_a_kernels_table_where_it_was_measured(tmp_path
     page = networks_page.render(tmp_path)
     assert "| 2 | 16 KiB | Gloo, BBR | 1.08 | 1.30 | 12.5 % |" in page
     assert "2026-01-04" in page
+
+
+def test_a_network_on_which_a_run_did_not_end_has_its_rows(tmp_path: Path) -> None:
+    """One of each table: of racks, of other networks, of scenes, and of marks that are missed."""
+    _figures(tmp_path)
+    _networks(tmp_path)
+    rows = json.loads((tmp_path / networks_page.FIGURES).read_text())["rows"]
+    mark = {"figure": "time", "most": 1.1, "least": None, "met": False}
+    failure = {"failure": "seed 2: op 0 is not done", "failed": 1, "marks": [mark]}
+    stuck = [
+        {key: row[key] for key in ("group", "name", "date", "seeds")} | failure
+        for row in (*rows, {**rows[0], "group": "tcp", "name": "beside flows"})
+    ]
+    _keep(tmp_path, stuck)
+    page = networks_page.render(tmp_path)
+    words = "1 of 5 runs did not end"
+    assert [line for line in page.splitlines() if line.startswith("| 1 Gbit/s | 4 |")] == [
+        f"| 1 Gbit/s | 4 | 488 KiB | {words} | – | – | – | – | – |"
+    ]
+    assert f"\n| {rows[1]['name']} | – | {words} | – | – | – | – |\n" in page
+    assert f"\n| beside flows | – | {words} |\n" in page
+    for row, title in zip(stuck, ("Racks", "One host elsewhere", "Flows of TCP"), strict=True):
+        assert f"| {title} | {row['name']} | – | – | {words} ({failure['failure']}) |" in page
+    top = " ".join(page.partition("## At a glance")[0].split())
+    assert "**0 of 3 marks are met**" in top
+    assert "On 3 of 3 networks some runs did not end." in top
+    networks_page.write(tmp_path)
+    assert "did not end" in (tmp_path / "networks.svg").read_text()
+
+
+def test_marks_that_are_missed_have_a_row_each(tmp_path: Path) -> None:
+    _figures(tmp_path)
+    _networks(tmp_path)
+    bounds = (("time", 1.05, None), ("drops", 0.00396, None), ("acks", None, 0.5))
+    missed = [dict(zip(("figure", "most", "least"), each, strict=True)) for each in bounds]
+    met = {"figure": "worst", "most": 9.0, "least": None, "met": True}
+    compared = {"figure": "time_over", "most": 1.05, "least": None, "met": False}
+    _change(tmp_path, marks=[*({**each, "met": False} for each in missed), met, compared])
+    page = networks_page.render(tmp_path)
+    assert "**2 of 8 marks are met**, and" in page
+    assert "| all | 2 | 0 | 8 | 2 | 6 |" in page
+    name = next(far()).name
+    assert [line for line in page.splitlines() if f"| {name} | " in line and "≤" in line] == [
+        f"| One host elsewhere | {name} | time over the header ideal | ≤ 1.05 | 1.07 |",
+        f"| One host elsewhere | {name} | own drops | ≤ 0.396 % | 0.40 % |",
+    ]
+    assert f"| One host elsewhere | {name} | ACKs | ≥ 0.5 | 0.10 |" in page
+
+
+def test_the_page_has_a_title_for_each_group_and_a_row_for_each_network() -> None:
+    assert list(network_marks.TITLES) == list(GROUPS)
+    page = networks_page.render(DOCS)
+    for row in json.loads((DOCS / networks_page.FIGURES).read_text())["rows"]:
+        assert row["group"] == "grid" or f"| {row['name']} |" in page, row["name"]
 
 
 @pytest.mark.parametrize(

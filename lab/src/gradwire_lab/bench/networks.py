@@ -295,7 +295,8 @@ def run_networks(
 
     Returns:
         A dict for each with the medians of its figures over the seeds (of "worst" the largest),
-        and its marks, in their order.
+        and its marks, in their order. Where a run came to no end there are no figures, and no
+        mark is met.
     """
     rows = []
     with ProcessPoolExecutor(jobs) as pool:
@@ -319,7 +320,8 @@ def _row(situation: Situation, found: list[dict[str, float] | str]) -> dict[str,
     row: dict[str, Any] = {"group": situation.group, "name": situation.name}
     figures = [each for each in found if isinstance(each, dict)]
     if failures := [each for each in found if isinstance(each, str)]:
-        return {**row, "failure": failures[0], "failed": len(failures)}
+        unmet = [{**asdict(mark), "met": False} for mark in situation.marks]
+        return {**row, "failure": failures[0], "failed": len(failures), "marks": unmet}
     for key in figures[0]:
         values = [each[key] for each in figures]
         row[key] = max(values) if key == "worst" else median(values)

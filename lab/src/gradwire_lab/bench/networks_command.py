@@ -17,7 +17,8 @@ from rich.table import Table
 
 from gradwire.sim.fabric import Link
 from gradwire_lab.bench.network_groups import GROUPS, HOST_QUEUE
-from gradwire_lab.bench.network_scenes import SHARES, WORDS, figure_text
+from gradwire_lab.bench.network_marks import bounds_text
+from gradwire_lab.bench.network_scenes import WORDS, figure_text
 from gradwire_lab.bench.networks import GIGABIT, Cell, Mark, Situation, run_networks
 from gradwire_lab.contest.measure import CONVENTION, environment
 
@@ -258,16 +259,7 @@ def _scene(row: Row, seeds: int) -> Table:
 
 def mark_text(mark: Mapping[str, Any]) -> str:
     """Return a mark's bounds, and whether it is met."""
-    bounds = [
-        f"{sign} {_bound(mark['figure'], mark[key])}"
-        for sign, key in (("≥", "least"), ("≤", "most"))
-        if mark[key] is not None
-    ]
-    return f"{', '.join(bounds)}: {'met' if mark['met'] else 'MISSED'}"
-
-
-def _bound(key: str, value: float) -> str:
-    return f"{100 * value:g} %" if key in SHARES else f"{value:.3g}"
+    return f"{bounds_text(mark)}: {'met' if mark['met'] else 'MISSED'}"
 
 
 def _marks(row: Row) -> str:

@@ -11,8 +11,9 @@ import matplotlib
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from gradwire_lab.bench.kernel import marks
+from gradwire_lab.bench.kernel import MOST_DROPS, MOST_OVER, marks
 from gradwire_lab.bench.network_groups import ENOUGH_S, RANKS, RATES, UPLINKS, grid
+from gradwire_lab.bench.network_marks import TITLES, failed_text, missed, tally
 from gradwire_lab.bench.network_scenes import WORDS, figure_text
 from gradwire_lab.bench.networks import GIGABIT, Cell
 from gradwire_lab.bench.page import filled, paying
@@ -62,6 +63,9 @@ def render(folder: Path) -> str:
         days=days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
         seeds=sorted({row["seeds"] for row in every}),
         enough=f"{1000 * ENOUGH_S:g}",
+        titles=TITLES,
+        tally=tally(every),
+        missed=list(missed(every)),
         glance=_glance(rows),
         racks=[row for each in _places() if set((row := _rack(rows, *each))[3:]) != {"–"}],
         tables={
@@ -69,11 +73,10 @@ def render(folder: Path) -> str:
             for name in ("small", "policers", "incast", "far", "sites", "known")
         },
         scenes=[
-            (row["name"], WORDS[key], figure_text(key, row[key]))
+            line
             for row in every
             if row["group"] in ("sharing", "rates", "tcp", "clocks", "long")
-            for key in WORDS
-            if key in row
+            for line in _scene(row)
         ],
         kernel=_kernel(folder / KERNEL),
     )
@@ -82,7 +85,7 @@ def render(folder: Path) -> str:
 
 def _rows(folder: Path) -> dict[tuple[str, str], Row]:
     found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
-    return {(row["group"], row["name"]): row for row in found["rows"] if "failure" not in row}
+    return {(row["group"], row["name"]): row for row in found["rows"]}
 
 
 # ---------------------------------------------------------------------------- what it costs
@@ -125,15 +128,22 @@ def _glance(rows: Mapping[tuple[str, str], Row]) -> list[tuple[str, str, str, st
 def _range(name: str, rows: Sequence[Row]) -> tuple[str, str, str, str] | tuple[()]:
     if not rows:
         return ()
-    times = sorted(row["time"] for row in rows)
-    drops = sorted(row["drops"] for row in rows)
-    levels = sorted(verdict(row["time"], row["drops"]) for row in rows)
+    ended = [row for row in rows if "failure" not in row]
+    times = sorted(row["time"] for row in ended)
+    drops = sorted(row["drops"] for row in ended)
+    levels = sorted(_level(row) for row in rows)
+    stuck = len(rows) - len(ended)
     return (
         name,
-        f"{times[0]:.2f} to {times[-1]:.2f}",
-        f"{100 * drops[0]:.1f} to {100 * drops[-1]:.1f} %",
-        _VERDICTS[levels[len(levels) // 2]],
+        f"{times[0]:.2f} to {times[-1]:.2f}" if ended else "–",
+        f"{100 * drops[0]:.1f} to {100 * drops[-1]:.1f} %" if ended else "–",
+        _VERDICTS[levels[len(levels) // 2]] + (f"; {stuck} did not end" if stuck else ""),
     )
+
+
+def _level(row: Row) -> int:
+    """Return what a network costs; one on which a run did not end costs most."""
+    return len(_VERDICTS) - 1 if "failure" in row else verdict(row["time"], row["drops"])
 
 
 def _is_enough(cell: Cell) -> bool:
@@ -160,6 +170,8 @@ def _rack(
         row = rows.get(("grid", _name_of(rate, ranks, queue, uplink)))
         if row is None:
             found += ["–"] * 3
+        elif "failure" in row:
+            found += [failed_text(row), "–", "–"]
         else:
             found += [f"{row['time']:.2f}", f"{row['worst']:.2f}", f"{100 * row['drops']:.1f} %"]
     return tuple(found)
@@ -195,11 +207,10 @@ def _map(rows: Mapping[tuple[str, str], Row]) -> Figure:
                     continue
                 y = len(kinds) - 1 - kinds.index((cell.link.rate, cell.ranks))
                 for x in _columns_of(cell):
-                    colour = _COLOURS[verdict(row["time"], row["drops"])]
+                    colour = _COLOURS[_level(row)]
                     corner = (x - 0.48, y - 0.46)
                     axes.add_patch(matplotlib.patches.Rectangle(corner, 0.96, 0.92, color=colour))
-                    text = f"{row['time']:.2f} · {100 * row['drops']:.1f} %"
-                    axes.text(x, y, text, ha="center", va="center", fontsize=8, color=_INK)
+                    axes.text(x, y, _field(row), ha="center", va="center", fontsize=8, color=_INK)
             axes.set_xlim(-0.5, len(_COLUMNS) - 0.5)
             axes.set_ylim(-0.5, len(kinds) - 0.5)
             axes.set_xticks(range(len(_COLUMNS)), _COLUMNS)
@@ -213,6 +224,12 @@ def _map(rows: Mapping[tuple[str, str], Row]) -> Figure:
             how = "as fast as the ports" if uplink == 1 else f"{uplink} times as fast"
             axes.set_title(f"hosts {how}", loc="left", fontsize=9)
     return figure
+
+
+def _field(row: Row) -> str:
+    if "failure" in row:
+        return "did not end"
+    return f"{row['time']:.2f} · {100 * row['drops']:.1f} %"
 
 
 def _columns_of(cell: Cell) -> list[int]:
@@ -232,6 +249,8 @@ def _columns_of(cell: Cell) -> list[int]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    if "failure" in row:
+        return row["name"], "–", failed_text(row), *["–"] * 4
     return (
         row["name"],
         *(f"{row[key]:.2f}" for key in ("first", "time", "worst")),
@@ -239,6 +258,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row['payload']:.2f}",
         f"{row['acks']:.2f}",
     )
+
+
+def _scene(row: Row) -> list[tuple[str, str, str]]:
+    if "failure" in row:
+        return [(row["name"], "–", failed_text(row))]
+    return [(row["name"], WORDS[key], figure_text(key, row[key])) for key in WORDS if key in row]
 
 
 def _kernel(path: Path) -> dict[str, Any] | None:
@@ -269,5 +294,9 @@ def _kernel(path: Path) -> dict[str, Any] | None:
         "torch": machine["torch"],
         "load": f"{max(row['machine']['load'] for row in rows):.1f}",
         "date": max(row["date"] for row in rows)[:10],
+        "met": sum(marks(row)["met"] for row in rows),
+        "networks": len(rows),
+        "most_over": f"{MOST_OVER:g}",
+        "most_drops": f"{100 * MOST_DROPS:g}",
         "over": f"{max(marks(row)['over'] or 0.0 for row in rows):.2f}",
     }
