@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.settings import Settings
 from gradwire.server import serve
 from gradwire.training.configure import configure
 from gradwire.transport.communicator import Communicator
+from ranks import Ranks
 from threads import at_once
 
 KEY, OTHER = "0f" * 32, "f0" * 32
@@ -138,6 +142,46 @@ def test_settings_show_no_key() -> None:
         Settings.build({"key": KEY, "auth": "none"}, environment={})
     with pytest.raises(ConfigError):
         Settings.build({"key": KEY, "key_file": "x"}, environment={})
+
+
+def meets_late(
+    rank: int, world: int, through: str, late_s: float, **options: Any
+) -> tuple[float, str, object]:
+    """How long meeting the others took, how it failed, and what the error names."""
+    options["rendezvous_timeout"] = 60
+    ddp = DistributedDataParallel(nn.Linear(4, 4))
+    dist.barrier()
+    time.sleep(late_s)
+    begun = time.monotonic()
+    try:
+        if through == "backend":
+            dist.new_group(backend="gradwire", pg_options=options)
+        else:
+            gradwire.attach(ddp, "reliable", interface="lo", **options)
+    except (ConfigError, RendezvousError) as error:
+        named = error.setting if isinstance(error, ConfigError) else error.ranks
+        return time.monotonic() - begun, str(error), named
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("through", ["attach", "backend"])
+def test_a_bad_key_of_one_rank_is_refused_on_all_within_seconds(
+    through: str, tmp_path: Path
+) -> None:
+    """Also on a rank that comes a second after the others have failed."""
+    for name, mode in {"good": 0o600, "open": 0o644}.items():
+        (tmp_path / name).write_text(KEY)
+        (tmp_path / name).chmod(mode)
+    per_rank = [
+        {"key_file": str(tmp_path / ("open" if rank == 1 else "good")), "late_s": float(rank == 2)}
+        for rank in range(3)
+    ]
+    with Ranks(3) as ranks:
+        found = ranks.run(meets_late, through=through, per_rank=per_rank)
+    seconds, texts, named = zip(*found, strict=True)
+    assert max(seconds) < 10.0
+    assert all("key_file=" in text and "chmod 600" in text for text in texts), texts
+    assert named == ((1,), "key_file", (1,))
 
 
 @pytest.mark.parametrize("given", [{"key": KEY}, {"key_file": "key"}])

@@ -174,6 +174,35 @@ def test_a_failure_is_told_to_those_who_come_a_little_later(first: int) -> None:
     assert "a wrong option" in str(outcomes[1 - first])
 
 
+def test_a_failure_of_another_is_told_to_those_who_come_a_little_later() -> None:
+    """Rank 1 fails, rank 0 hears of it, and only then rank 2 comes, whom rank 0 alone answers."""
+    store = dist.HashStore()
+    came = threading.Event()
+
+    def join(rank: int) -> object:
+        here = meeting(store, rank, timeout_s=60.0)
+        if rank == 1:
+            here.tell_failure(ConfigError("a wrong option"))
+            came.set()
+            return "gone"
+        if rank == 2:
+            assert came.wait(10)
+            time.sleep(0.5)
+        begun = time.monotonic()
+        with pytest.raises(RendezvousError, match="a wrong option") as raised:
+            here.exchange("here")
+        return raised.value.ranks, time.monotonic() - begun < 5.0
+
+    assert at_once(3, join) == [((1,), True), "gone", ((1,), True)]
+
+
+def test_endpoint_0_does_not_wait_for_those_who_have_not_come_in_time() -> None:
+    store, begun = dist.HashStore(), time.monotonic()
+    joined = at_once(2, lambda r: meeting(store, r, timeout_s=0.2).exchange("here"))
+    assert [error.ranks for error in joined] == [(2,), (2,)]
+    assert time.monotonic() - begun < meetings.LINGER_S
+
+
 def test_endpoint_0_stays_until_a_failure_of_a_later_exchange_has_been_read() -> None:
     store = dist.HashStore()
     read = threading.Event()

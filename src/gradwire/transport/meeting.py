@@ -99,7 +99,7 @@ class Meeting:
 
     An endpoint leaves by `close`, or when a failure is raised. The last one to close removes the
     keys. After a failure endpoint 0 stays until the others have read it, at most LINGER_S, because
-    its process often hosts the store.
+    its process often hosts the store, and because it alone answers those that come late.
 
     Args:
         name: Name of the meeting, the same on all endpoints.
@@ -195,7 +195,7 @@ class Meeting:
             self._enter(Wait(Patience(linger_s)))
             outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
             self._spread(self._decide(outcome))
-            self._leave(linger_s, everybody=True)
+            self._leave(linger_s)
 
     def check_failures(self) -> None:
         """Raises RendezvousError if the next exchange has failed by now; waits for nobody."""
@@ -378,17 +378,20 @@ class Meeting:
 
     def _raise(self, outcome: Outcome) -> NoReturn:
         self._spread(outcome)
-        self._leave()
+        self._leave(unawaited=outcome.at_fault)
         why = "".join(sign if sign.isprintable() else " " for sign in outcome.why)
         raise self.error(why, outcome.at_fault)
 
-    def _leave(self, linger_s: float | None = None, *, everybody: bool = False) -> None:
+    def _leave(self, linger_s: float | None = None, unawaited: Iterable[int] = ()) -> None:
         """Leaves a meeting that failed.
+
+        Endpoint 0 waits for those that have not come, too, since nobody else answers them: where
+        it left before, they would wait out their time-out and never hear what has failed.
 
         Args:
             linger_s: Seconds for which endpoint 0 waits at most until the others have left; None
                 for LINGER_S.
-            everybody: Whether it also waits for endpoints that have not come.
+            unawaited: Endpoints for which it does not wait unless they have come.
         """
         if self._left or not self._opening:
             return
@@ -399,7 +402,9 @@ class Meeting:
         while self.endpoint == 0:
             if self._next == 0:
                 self._greet()
-            if left >= (self.endpoints if everybody or self._next else 1 + len(self._here)):
+            here = {int(who.partition("/")[0]) for who in self._here}
+            gone = set() if self._next else {*unawaited} - here - {0}
+            if left >= self.endpoints - len(gone):
                 break
             if wait.over():
                 break
