@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from gradwire.transport.communicator import Communicator
 from gradwire.transport.introductions import Introduction, introduce
 from gradwire.transport.open_engine import meet_servers
 from ranks import Ranks, free_port
+from threads import at_once
 
 
 def has_ipv6() -> bool:
@@ -252,10 +254,50 @@ def test_a_misspelt_variable_is_refused_as_by_attach() -> None:
 
     from gradwire.cli import app
 
-    command = ["server", "--store", "h:1", "--workers", "2"]
+    command = ["server", "--store", "h:1", "--workers", "2", "--timeout", "0.1"]
     result = CliRunner().invoke(app, command, env={"GRADWIRE_PROT": "5"})
     assert result.exit_code == 2
     assert "GRADWIRE_PROT='5' names no setting (did you mean" in result.output
+
+
+@pytest.mark.parametrize("first", ["server", "workers"])
+@pytest.mark.parametrize("wrong", ["length", "mode", "variable"])
+def test_workers_hear_why_a_server_cannot_take_part(first: str, wrong: str, tmp_path: Path) -> None:
+    """Whoever comes first; else they would wait out their time-out for it, and never know."""
+    (tmp_path / "key").write_text("0f" * 32)
+    (tmp_path / "key").chmod(0o644)
+    name, value, names = {
+        "length": ("GRADWIRE_KEY", "0f" * 31, "key="),
+        "mode": ("GRADWIRE_KEY_FILE", str(tmp_path / "key"), "chmod 600"),
+        "variable": ("GRADWIRE_PROT", "5", "GRADWIRE_PROT"),
+    }[wrong]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-m", "gradwire.cli", "server", "--json", "--workers", "2"]
+    command += ["--store", f"127.0.0.1:{store.port}", "--servers", "2", "--index", "1"]
+    options = {"route": "server", "servers": 2, "rendezvous_timeout": 60, "interface": "lo"}
+
+    def join(rank: int) -> object:
+        with pytest.raises(RendezvousError) as raised:
+            Communicator(store, rank, 2, options)
+        return str(raised.value)
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, name: value}
+    ) as process:
+        assert process.stdout is not None
+        if first == "server":
+            said = [json.loads(process.stdout.readline()) for _ in range(2)]
+            assert [each["event"] for each in said] == ["failed", "telling"]
+            assert names in said[0]["message"]
+            time.sleep(0.5)
+        begun = time.monotonic()
+        texts = at_once(2, join)
+        process.wait(30)
+    assert time.monotonic() - begun < 20
+    assert process.returncode == 2
+    for text in texts:
+        assert "server 1 failed" in text
+        assert names in text
 
 
 def test_an_index_beyond_the_servers_is_an_error() -> None:

@@ -18,14 +18,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gradwire.core.environment import check_environment
+from gradwire.core.environment import PREFIX, check_environment
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.settings import Settings
 
@@ -43,6 +43,9 @@ ATTEMPT_S = 2.0
 
 POLL_S = 0.25
 """Seconds between two looks at what the engine knows of the workers."""
+
+WHERE = ("route", "servers", "rendezvous_timeout")
+"""The settings that say where the workers meet their servers, and for how long."""
 
 Say = Callable[[str, str], None]
 """Says what happens: an event in a word, and its text."""
@@ -289,26 +292,32 @@ def server(
     Without --store the job is found by MASTER_ADDR and MASTER_PORT, without --workers by
     WORLD_SIZE, as torchrun sets them. The exit status is 0 when all workers have said goodbye, as
     each does at the end of its process, 2 for an impossible option, 1 when the job fails, and 130
-    or 143 when SIGINT or SIGTERM ends it before.
+    or 143 when SIGINT or SIGTERM ends it before. Of an impossible setting it tells the workers, if
+    it knows where they are, for which it waits as long as for any others.
     """
     from gradwire.policies.registry import all_names
 
     say = functools.partial(_say, as_json)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    options = {
+        "route": "server",
+        "servers": servers,
+        "interface": interface,
+        "port": port,
+        "rendezvous_timeout": timeout,
+        "dscp": dscp,
+        "cores": cores,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     try:
-        check_environment(all_names())
-        options = {
-            "route": "server",
-            "servers": servers,
-            "interface": interface,
-            "port": port,
-            "rendezvous_timeout": timeout,
-            "dscp": dscp,
-            "cores": cores,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        settings = Settings.build(given)  # the rest comes from the environment
+        try:
+            check_environment(all_names())
+            settings = Settings.build(given)  # the rest comes from the environment
+        except ConfigError as error:
+            say("failed", str(error), error=True)
+            _tell_workers(error, given, store, workers, index, say)
+            raise typer.Exit(2) from error
         # What is given and wrong comes before what is missing.
         check_place(1 if workers is None else workers, index, settings.server_count)
         address = _store_of_environment() if store is None else store
@@ -329,6 +338,42 @@ def server(
         say("stopped", f"server {index} was stopped by {error.signal.name}", error=True)
         raise typer.Exit(128 + error.signal) from error
     say("done", f"server {index} is done: all workers have said goodbye", counters=counters)
+
+
+def _tell_workers(
+    error: ConfigError,
+    given: Mapping[str, object],
+    store: str | None,
+    workers: int | None,
+    index: int,
+    say: Say,
+) -> None:
+    """Tells the workers why this server cannot take part, since they would wait for it.
+
+    It waits for the store and for the workers as long as a server would. Where it does not know
+    where they are, or how many, it returns at once.
+    """
+    from gradwire.transport.open_engine import meet_servers
+
+    where = {name: given[name] for name in WHERE if name in given}
+    variables = {f"{PREFIX}{name.upper()}" for name in WHERE[1:]} & os.environ.keys()
+    try:
+        settings = Settings.build(where, environment={name: os.environ[name] for name in variables})
+        address = _store_of_environment() if store is None else store
+        count = _workers_of_environment() if workers is None else workers
+        check_place(count, index, settings.server_count)
+        wait_s = settings.rendezvous_timeout
+        say("telling", f"telling the workers, which wait for this server, within {wait_s:g} s")
+        meeting = meet_servers(
+            open_store(address, wait_s),
+            "world",
+            settings,
+            endpoint=count + index,
+            workers=count,
+        )
+    except (ConfigError, GradwireError):
+        return
+    meeting.tell_failure(error, wait_s)
 
 
 class StoppedError(KeyboardInterrupt):

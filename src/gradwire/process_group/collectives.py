@@ -24,7 +24,7 @@ from gradwire.process_group.work import EngineWork
 from gradwire.training.groups import Group
 from gradwire.transport.arrays import own_encoding
 from gradwire.transport.communicator import Communicator
-from gradwire.transport.meeting import Patience
+from gradwire.transport.meeting import LINGER_S, Patience
 from gradwire.transport.threads import StartQueue, apart
 from gradwire.transport.transfer import Handle
 
@@ -212,14 +212,14 @@ class EngineCollectives:
                 # Those at fault need not be told: they came too late, have given up or have died.
                 others = set(group.ranks) - {group.job_rank, *error.ranks}
                 left = deadline - time.monotonic()
-                meeting.tell_failure(error, left if others else 0.0)
+                meeting.tell_failure(error, min(LINGER_S, left) if others else 0.0)
                 raise RendezvousError(
                     f"rank {group.job_rank}: not all members of group {group.name!r} came to its "
                     f"first large collective: {error}",
                     error.ranks,
                 ) from error
             except BaseException as error:
-                meeting.tell_failure(error, deadline - time.monotonic())
+                meeting.tell_failure(error, min(LINGER_S, deadline - time.monotonic()))
                 raise
             left = max(deadline - time.monotonic(), SHORTEST_S)
             waits = min(settings.rendezvous_timeout, left)

@@ -177,20 +177,21 @@ class Meeting:
             self._next += 1
             return outcome.texts
 
-    def tell_failure(self, error: BaseException, seconds: float = math.inf) -> None:
+    def tell_failure(self, error: BaseException, seconds: float | None = None) -> None:
         """Publishes, in place of a text in the next exchange, that this endpoint has failed.
 
-        It waits at most LINGER_S for endpoints that have not come yet, and not at all where the
-        error ends the process (KeyboardInterrupt). Errors of the store are dropped, since they
-        would hide the cause.
+        It waits for endpoints that have not come yet, but not where the error ends the process
+        (KeyboardInterrupt). Errors of the store are dropped, since they would hide the cause.
 
         Args:
-            seconds: How long to wait at most, if that is less than LINGER_S.
+            seconds: How long to wait at most; None for LINGER_S.
         """
         if self.endpoints == 1 or self._left:
             return
         why = str(error) or type(error).__name__
-        linger_s = min(LINGER_S, seconds) if isinstance(error, Exception) else 0.0
+        linger_s = LINGER_S if seconds is None else seconds
+        if not isinstance(error, Exception):
+            linger_s = 0.0
         with contextlib.suppress(Exception):
             self._enter(Wait(Patience(linger_s)))
             outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
