@@ -158,7 +158,8 @@ def test_what_is_not_recorded_costs_no_entries() -> None:
     ("arguments", "wrong"),
     [
         (["--network", "unshaped"], "unshaped"),
-        (["--size", "0"], "--size"),
+        *((["--size", size], "--size") for size in ("0", "nan", "inf", "1e12")),
+        (["--fastest", "20", "--rounds", "2"], "--fastest"),
         (["--cores", "4096"], "4096"),
     ],
 )

@@ -20,13 +20,20 @@ RUNNER = CliRunner()
         ["--ranks", "1"],
         ["--queue", "0"],
         ["--queue", "nan"],
+        ["--queue", "1e30"],
         ["--rate", "-200"],
+        ["--rate", "1e-9"],
+        ["--rate", "1e12"],
         ["--size", "0"],
+        ["--size", "nan"],
+        ["--size", "1e12"],
         ["--rounds", "0"],
     ],
 )
 def test_what_cannot_be_is_refused_before_the_run(args: list[str]) -> None:
-    assert RUNNER.invoke(app, ["kernel", *args]).exit_code == 2
+    result = RUNNER.invoke(app, ["kernel", *args])
+    assert result.exit_code == 2
+    assert args[0] in result.output
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

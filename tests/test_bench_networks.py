@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from gradwire.sim.fabric import Fabric, Link
-from gradwire_lab.bench import app
+from gradwire_lab.bench import app, networks_command
 from gradwire_lab.bench.network_groups import GROUPS, far
 from gradwire_lab.bench.network_scenes import Job, Scene
 from gradwire_lab.bench.networks import Cell, Mark, run_cell, run_networks
+from gradwire_lab.bench.own_network import OPTIONS, own
 
 RUNNER = CliRunner()
 
@@ -43,27 +45,86 @@ def test_a_table_names_each_network() -> None:
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "named"),
     [
-        ["nowhere"],
-        ["--only", "no such network"],
-        ["far", "--seeds", "0"],
-        ["--rate", "0"],
-        ["--rate", "nan"],
-        ["--rate", "1", "--queue", "-64"],
-        ["--rate", "1", "--queue", "1"],
-        ["--rate", "1", "--uplinks", "0"],
-        ["--rate", "1", "--round-trip", "-1"],
-        ["--rate", "1", "--loss", "100"],
-        ["--rate", "1", "--ranks", "1"],
-        ["--rate", "1", "--size", "inf"],
-        ["far", "--rate", "1"],
-        ["far", "--beside", "no such file"],
+        (["nowhere"], "nowhere"),
+        (["--only", "no such network"], "--only"),
+        (["far", "--seeds", "0"], "--seeds"),
+        (["--rate", "0"], "--rate"),
+        (["--rate", "nan"], "--rate"),
+        (["--rate", "1e-9"], "--rate"),
+        (["--rate", "1e12", "--size", "0.01"], "--rate"),
+        (["--rate", "1", "--queue", "-64"], "--queue"),
+        (["--rate", "1", "--queue", "1"], "--queue"),
+        (["--rate", "1", "--queue", "1e20"], "--queue"),
+        (["--rate", "1", "--uplinks", "0"], "--uplinks"),
+        (["--rate", "1", "--uplinks", "1e-9"], "--uplinks"),
+        (["--rate", "1", "--round-trip", "-1"], "--round-trip"),
+        (["--rate", "1", "--round-trip", "1e9"], "--round-trip"),
+        (["--rate", "1", "--loss", "100"], "--loss"),
+        (["--rate", "1", "--loss", "nan"], "--loss"),
+        (["--rate", "1", "--ranks", "1"], "--ranks"),
+        (["--rate", "1", "--ranks", "100000"], "--ranks"),
+        (["--rate", "1", "--size", "0"], "--size"),
+        (["--rate", "1", "--size", "inf"], "--size"),
+        (["--rate", "1", "--size", "1e9"], "--size"),
+        (["far", "--rate", "1"], "--rate"),
+        *(
+            ([f"--{name.replace('_', '-')}", "4", "far"], name)
+            for name in OPTIONS
+            if name != "rate"
+        ),
+        (["far", "--beside", "no such file"], "--beside"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_run(args: list[str]) -> None:
+def test_what_cannot_be_is_refused_before_the_run(
+    args: list[str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks_command, "run_networks", lambda *_, **__: pytest.fail("it ran"))
     result = RUNNER.invoke(app, ["networks", *args])
     assert result.exit_code == 2
+    assert named.replace("_", "-") in result.output
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_needs_more_memory_than_the_machine_has_is_refused(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process has four copies of all buffers, and what each rank keeps of each other."""
+    gibibyte = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 18}
+    monkeypatch.setattr("os.sysconf", gibibyte.__getitem__)
+    link = {"rate": 1, "queue": 256, "uplinks": 1, "round_trip": 1, "loss": 0}
+    fits = (1 << 30) / 1e6 / 4 / 2 / processes
+    own(**link, ranks=2, size=0.99 * fits, processes=processes)
+    with pytest.raises(typer.BadParameter, match="memory"):
+        own(**link, ranks=2, size=1.01 * fits, processes=processes)
+    with pytest.raises(typer.BadParameter, match="memory"):
+        own(**link, ranks=1024, size=1, processes=processes)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"group": "far"},
+        {"group": "far", "name": "x", "time": "1.0"},
+        {"group": "far", "name": "x", "worst": float("nan")},
+        {"group": "far", "name": "x", "growth": True},
+        {"group": [], "name": "x"},
+        "row",
+    ],
+)
+@pytest.mark.parametrize("option", ["--beside", "--out"])
+def test_a_file_whose_rows_are_none_is_refused_before_the_run(
+    row: object, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks_command, "run_networks", lambda *_, **__: pytest.fail("it ran"))
+    path = tmp_path / "rows.json"
+    text = json.dumps({"rows": [row]})
+    path.write_text(text)
+    result = RUNNER.invoke(app, ["networks", "far", option, str(path)])
+    assert result.exit_code == 2
+    assert option in result.output
+    assert path.read_text() == text
 
 
 def test_networks_of_a_group_have_names_of_their_own() -> None:

@@ -53,7 +53,7 @@ def test_a_train_passes_every_port_whole(network: object) -> None:
         (["--offloads", "half"], "half"),
         (["--contestant", "nobody"], "nobody"),
         (["--ranks", "1"], "1"),
-        (["--size", "0"], "--size"),
+        *((["--size", size], "--size") for size in ("0", "nan", "inf", "1e12")),
         (["--quick", "--ranks", "4"], "--quick"),
         (["--plot", "/proc/none/plot.svg"], "/proc/none"),
         (["--auth", "--contestant", "exact"], "--auth"),

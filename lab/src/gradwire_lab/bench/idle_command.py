@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.idle import REASONS, Found, PortFound, explain
-from gradwire_lab.bench.options import need_network
+from gradwire_lab.bench.options import bounded, buffer_bytes, need_network
 from gradwire_lab.bench.transport_grid import NETWORKS, Ground
 from gradwire_lab.contest.measure import environment, header_ideal
 
@@ -43,9 +43,9 @@ def idle(
 
     if network not in _SHAPED:
         raise typer.BadParameter(f"--network {network}: {', '.join(_SHAPED)}")
-    length = int(size * 256) * 4
-    if length <= 0:
-        raise typer.BadParameter("--size: a buffer has at least 4 bytes, 0.00390625 KiB")
+    length = buffer_bytes(size, ranks)
+    if fastest is not None:
+        bounded("--fastest", fastest, 1, rounds, ", the rounds,")
     usable = len(os.sched_getaffinity(0))
     if cores > usable:
         raise typer.BadParameter(f"--cores {cores}: at most {usable}, which this process may use")

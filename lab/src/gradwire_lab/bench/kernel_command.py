@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.kernel import MOST_DROPS, MOST_OVER, Shallow, marks, run_shallow
+from gradwire_lab.bench.options import bounded, buffer_bytes
 from gradwire_lab.contest.measure import CONVENTION
 from gradwire_lab.network.network import probe
 from gradwire_lab.network.presets import KIB
 
 _NO_NETWORK = 2
-_LEAST_QUEUE_KIB = 2
+_QUEUES_KIB = 2, (1 << 21) - 1
+"""A packet needs 2 KiB with its headers, and the kernel counts a queue's bytes in 32 bits."""
+_RATES_MBITS = 0.1, 10_000
+"""A sum of the usual size takes hours below, and a host is slower above."""
 
 
 def kernel(
@@ -58,18 +61,13 @@ def _cases(
     ranks: list[int], queues: list[float], rate: float, size: float, rounds: int
 ) -> list[Shallow]:
     for number in ranks:
-        if not 2 <= number <= 64:
-            raise typer.BadParameter(f"{number}: 2 to 64", param_hint="--ranks")
+        bounded("--ranks", number, 2, 64, "")
     for each in queues:
-        if not (math.isfinite(each) and each >= _LEAST_QUEUE_KIB):
-            why = f"{each:g}: a queue holds at least {_LEAST_QUEUE_KIB} KiB"
-            raise typer.BadParameter(why, param_hint="--queue")
-    if not (math.isfinite(rate) and rate > 0):
-        raise typer.BadParameter(f"{rate:g}: a finite number above 0", param_hint="--rate")
-    if not math.isfinite(size) or int(size * 256) < 1:
-        raise typer.BadParameter(f"{size:g}: at least one float32 element", param_hint="--size")
+        bounded("--queue", each, *_QUEUES_KIB, " KiB")
+    bounded("--rate", rate, *_RATES_MBITS, " Mbit/s")
+    length = buffer_bytes(size, max(ranks))
     return [
-        Shallow(number, round(each * KIB), round(rate * 1e6), int(size * 256) * 4, rounds)
+        Shallow(number, round(each * KIB), round(rate * 1e6), length, rounds)
         for number in ranks
         for each in queues
     ]

@@ -15,11 +15,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire.sim.fabric import Link
-from gradwire_lab.bench.network_groups import GROUPS, HOST_QUEUE
+from gradwire_lab.bench.network_groups import GROUPS
 from gradwire_lab.bench.network_marks import bounds_text
 from gradwire_lab.bench.network_scenes import WORDS, figure_text
-from gradwire_lab.bench.networks import GIGABIT, Cell, Mark, Situation, run_networks
+from gradwire_lab.bench.networks import Mark, Situation, run_networks
+from gradwire_lab.bench.own_network import OPTIONS, own
 from gradwire_lab.contest.measure import CONVENTION, environment
 
 _CAPTION = (
@@ -35,11 +35,13 @@ _SHORT = {
     "time_over": "time over",
     "worst_over": "worst over",
 }
+_FIGURES = ("first", "time", "worst", "drops", "payload", "acks")
 _NO_WORSE = (Mark("time_over", most=1.05), Mark("worst_over", most=1.15))
 """What an engine shall keep of an older one's times, on the networks that it was made for."""
 
 
 def networks(
+    context: typer.Context,
     group: Annotated[
         list[str] | None, typer.Argument(help=f"{', '.join(GROUPS)} [all]", show_default=False)
     ] = None,
@@ -68,11 +70,12 @@ def networks(
         if name not in GROUPS:
             why = f"{name}: {', '.join(GROUPS)}"
             raise typer.BadParameter(why, param_hint="GROUP")
+    processes = jobs or len(os.sched_getaffinity(0))
     situations: Sequence[Situation]
-    if rate is not None:
+    if options := _own_options(context):
         if group or only:
             raise typer.BadParameter("a network of your own has no group", param_hint="--rate")
-        situations = [own(rate, queue, uplinks, round_trip, loss, ranks, size)]
+        situations = [own(**options, processes=min(processes, seeds))]
     else:
         situations = [
             each for name in group or GROUPS for each in GROUPS[name]() if only in each.name
@@ -82,7 +85,6 @@ def networks(
     older = {} if beside is None else _read("--beside", beside)
     kept = {} if out is None else _room(out)
     with Console(stderr=True).status("networks in virtual time") as status:
-        processes = jobs or len(os.sched_getaffinity(0))
         rows = run_networks(situations, seeds, processes, progress=status.update)
     _compare(rows, older)
     if out is not None:
@@ -95,51 +97,16 @@ def networks(
         raise typer.Exit(1)
 
 
-def own(
-    rate: float,
-    queue: float,
-    uplinks: float,
-    round_trip: float,
-    loss: float,
-    ranks: int,
-    size: float,
-) -> Cell:
-    """Return a network of the user's own.
-
-    Raises:
-        typer.BadParameter: it cannot be.
-    """
-    for option, value in (("rate", rate), ("queue", queue), ("uplinks", uplinks), ("size", size)):
-        if not (math.isfinite(value) and value > 0):
-            why = f"{value:g}: a finite number above 0 is needed"
-            raise typer.BadParameter(why, param_hint=f"--{option}")
-    if not (math.isfinite(round_trip) and round_trip >= 0):
-        why = f"{round_trip:g}: a finite number of at least 0 is needed"
-        raise typer.BadParameter(why, param_hint="--round-trip")
-    if not 0 <= loss < 100:
-        raise typer.BadParameter(f"{loss:g}: 0 to below 100", param_hint="--loss")
-    try:
-        link = Link(
-            rate=rate * GIGABIT,
-            queue=int(queue * 1024),
-            delay=round_trip * 1e-3 / 4,
-            loss=1.0 - math.sqrt(1.0 - loss / 100),
-        )
-        name = (
-            f"{rate:g} Gbit/s, {ranks} ranks, uplinks x {uplinks:g}, queue {queue:g} KiB, "
-            f"{round_trip:g} ms, loss {loss:g} %, {size:g} MB"
-        )
-        uplink = Link(
-            rate=uplinks * link.rate,
-            queue=max(link.queue, HOST_QUEUE),
-            delay=link.delay,
-            loss=link.loss,
-        )
-        cell = Cell("own", name, ranks, link, size, uplink=uplink, ops=8, judged=4)
-        cell.fabric(seed=0)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    return cell
+def _own_options(context: typer.Context) -> dict[str, Any]:
+    """Return the options of a network of one's own; raises BadParameter where it has no rate."""
+    if context.params["rate"] is not None:
+        return {name: context.params[name] for name in OPTIONS}
+    for name in OPTIONS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            why = "it is about a network of your own, which needs --rate"
+            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
+    return {}
 
 
 # ---------------------------------------------------------------------------- files
@@ -153,10 +120,24 @@ def _read(option: str, path: Path) -> dict[_Key, Row]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         rows = found["rows"] if isinstance(found, dict) else found
+        for row in rows:
+            _check(row)
         return {(row["group"], row["name"]): row for row in rows}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{path}: no file of `gradwire bench networks`: {error}"
         raise typer.BadParameter(why, param_hint=option) from error
+
+
+def _check(row: Row) -> None:
+    """Raise ValueError where a row has a figure that is no number."""
+    for key in (*_FIGURES, *WORDS):
+        value = row.get(key, 0.0)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise ValueError(f"{row['name']}: {key} is {value!r}; a finite number is needed")
 
 
 def _room(path: Path) -> dict[_Key, Row]:

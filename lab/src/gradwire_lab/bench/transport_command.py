@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire_lab.bench.options import need_network
+from gradwire_lab.bench.options import buffer_bytes, need_network
 from gradwire_lab.bench.transport_grid import (
     BFLOATS,
     NETWORKS,
@@ -136,9 +136,7 @@ def _chosen(
     for number in ranks or []:
         if not 2 <= number <= 64:
             raise typer.BadParameter(f"--ranks {number}: 2 to 64")
-    sizes = [int(kib * 256) * 4 for kib in size or []]
-    if any(each <= 0 for each in sizes):
-        raise typer.BadParameter("--size: a buffer has at least 4 bytes, 0.00390625 KiB")
+    sizes = [buffer_bytes(kib, max(ranks or RANKS)) for kib in size or []]
     return grounds(network or list(NETWORKS), ranks or RANKS, sizes or SIZES, offloads)
 
 
