@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from gradwire.sim.fabric import Fabric, Link
-from gradwire.sim.fuzz import Cut, draw
+from gradwire.sim.fuzz import Cut, command, draw
+from gradwire.sim.fuzz.command import app
 from gradwire.sim.fuzz.runner import BATCH, known, run, verdict_of
 from gradwire.sim.fuzz.shrink import shrink
 from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
@@ -62,6 +64,90 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"seeds": [5')  # cut off
     path.write_text(path.read_text() + "\n")
     assert [batch["seeds"] for batch in run(0, 2 * BATCH - 1, 1, path)] == [[0, 49], [50, 99]]
+
+
+def fuzz(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of the command; an exception that it lets pass is the test's."""
+    result = CliRunner().invoke(app, ["fuzz", *arguments], catch_exceptions=False)
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--seeds 3..", "'3..'"),
+        ("--seeds 9..3", "'9..3'"),
+        ("--seeds -1", "-1"),
+        ("--seeds 1_0", "'1_0'"),
+        (f"--seeds {1 << 64}", "2**64"),
+        ("--seeds 0..1000000000000", "at most"),
+        ("--seeds 3..9 --keep none", "single seed"),
+        ("--seeds 3 --state s.jsonl --keep none", "--state"),
+        ("--seeds 3 --keep 99", "--keep"),
+        ("--seeds 3 --keep -1", "--keep"),
+        ("--seeds 3 --keep 0,0", "--keep"),
+        ("--seeds 3 --keep none,0", "--keep"),
+        ("--seeds 3 --sizes workers=0", "workers=0"),
+        ("--seeds 3 --sizes workers=99999", "workers=99999"),
+        ("--seeds 3 --sizes elements=0", "elements=0"),
+        ("--seeds 3 --sizes steps=-1", "steps=-1"),
+        ("--seeds 3 --sizes lanes=0", "lanes=0"),
+        ("--seeds 3 --sizes lanes", "lanes"),
+        ("--seeds 3 --sizes ranks=2", "ranks=2"),
+        ("--seeds 3 --plain bogus", "bogus"),
+        ("--seeds 3 --plain seed,", "''"),
+        ("--seeds 3 --state /nonexistent/x", "/nonexistent/x"),
+        ("--seeds 3 --state /", "--state"),
+    ],
+)
+def test_an_impossible_option_is_named_and_runs_nothing(
+    arguments: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "verdict_of", None)
+    monkeypatch.setattr(command, "run", None)
+    code, output = fuzz(*arguments.split())
+    assert code == 2
+    assert named in " ".join(output.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"steps": 3}',
+        "[1, 2]",
+        "7",
+        "once upon a time",
+        '{"seeds": [0, 1], "outcomes": {}, "faults": {}, "causes": {}}',
+        '{"seeds": [0, 1], "outcomes": {"done": "x"}, "faults": {}, "causes": {}, "failed": []}',
+        '{"seeds": ["a", 1], "outcomes": {}, "faults": {}, "causes": {}, "failed": []}',
+        '{"seeds": [0, 1], "outcomes": {}, "faults": {}, "causes": {}, "failed": [[1]]}',
+        "\udcff",
+    ],
+)
+def test_a_file_of_something_else_is_no_state_and_stays_as_it_is(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "state.jsonl"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    before = path.read_bytes()
+    code, output = fuzz("--seeds", "3", "--state", str(path))
+    assert code == 2
+    assert "--state" in output
+    assert path.read_bytes() == before
+
+
+def test_a_longer_range_runs_what_a_shorter_one_left(tmp_path: Path) -> None:
+    path = tmp_path / "state.jsonl"
+    list(run(0, 2, 1, path))
+    assert [batch["seeds"] for batch in run(0, 4, 1, path)] == [[0, 2], [3, 4]]
+    assert [batch["seeds"] for batch in run(0, 4, 1, path)] == [[0, 2], [3, 4]]
+
+
+def test_a_cut_seed_is_replayed_as_a_line_says() -> None:
+    life = next(life for life in map(draw, range(100)) if life.faults and life.steps > 1)
+    cut = Cut((0,), (("steps", 1),), ("skew",))
+    code, output = fuzz("--seeds", str(life.seed), *str(cut).split())
+    assert code == 0
+    assert str(cut.of(life)) in output
+    assert "done after" in output or "error after" in output
 
 
 def test_ops_asked_for_while_a_process_is_frozen_start_in_their_order() -> None:

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from gradwire.sim.fuzz.draw import draw
 from gradwire.sim.fuzz.judge import Verdict, judge
-from gradwire.sim.fuzz.life import Cut
+from gradwire.sim.fuzz.life import Cut, Life
 from gradwire.sim.fuzz.shrink import shrink
 
 BATCH = 50
@@ -27,6 +26,9 @@ CPU_SECONDS = 300
 """Processor seconds that one seed may take."""
 
 Batch = dict[str, Any]
+FIELDS = ("seeds", "outcomes", "faults", "causes", "failed")
+BEGINNING = '{"seeds": ['
+"""How each line of the file begins."""
 
 
 def verdict_of(seed: int, cut: Cut | None = None) -> Verdict:
@@ -43,14 +45,28 @@ def verdict_of(seed: int, cut: Cut | None = None) -> Verdict:
 
 def smallest(seed: int, outcome: str) -> Cut:
     """Shrinks a seed that fails."""
+    life = draw(seed)
 
     def fails(cut: Cut) -> bool:
-        try:
-            return verdict_of(seed, cut).outcome == outcome
-        except ValueError:
-            return False
+        return not impossible(cut.of(life)) and verdict_of(seed, cut).outcome == outcome
 
-    return shrink(draw(seed), fails)
+    return shrink(life, fails)
+
+
+def impossible(life: Life) -> str:
+    """Returns why the options that a cut has left do not go together; "" where they do."""
+    from gradwire.sim.fuzz.transfers import plan_of
+    from gradwire.training.configure import configure
+
+    try:
+        if life.shape == "transfers":
+            plan_of(life)
+        else:
+            options = {name: value for name, value in life.options.items() if name != "policy"}
+            configure(life.options["policy"], {**options, "error_feedback": True}, {})
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def run_batch(first: int, last: int) -> Batch:
@@ -77,14 +93,58 @@ def run_batch(first: int, last: int) -> Batch:
 
 
 def known(path: Path | None) -> list[Batch]:
-    """The batches that a file holds."""
+    """The batches that a file holds.
+
+    Raises:
+        ValueError: A line is neither a batch nor the beginning of one.
+    """
     if path is None or not path.exists():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):  # a line that was cut off
-            found.append(json.loads(line))
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            batch = json.loads(line)
+        except ValueError:
+            if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+                raise ValueError(f"line {number} is not of this command") from None
+            continue  # it was cut off
+        if not _is_batch(batch):
+            raise ValueError(f"line {number} is not of this command")
+        found.append(batch)
     return found
+
+
+def _is_batch(batch: object) -> bool:
+    if not isinstance(batch, dict) or batch.keys() != set(FIELDS):
+        return False
+    counts = [batch[name] for name in FIELDS[1:4]]
+    seeds, failed = batch["seeds"], batch["failed"]
+    return (
+        isinstance(seeds, list)
+        and [type(each) for each in seeds] == [int, int]
+        and all(
+            isinstance(each, dict) and all(type(count) is int for count in each.values())
+            for each in counts
+        )
+        and isinstance(failed, list)
+        and all(
+            isinstance(each, list) and [type(part) for part in each] == [int, str, str]
+            for each in failed
+        )
+    )
+
+
+def check_state(path: Path | None) -> None:
+    """Checks that a file can hold what has run.
+
+    Raises:
+        OSError: It cannot be read or written.
+        ValueError: It holds something else.
+    """
+    if path is not None:
+        known(path)
+        with path.open("a", encoding="utf-8"):
+            pass
 
 
 def run(first: int, last: int, jobs: int, path: Path | None) -> Iterator[Batch]:
@@ -95,12 +155,14 @@ def run(first: int, last: int, jobs: int, path: Path | None) -> Iterator[Batch]:
     """
     done = known(path)
     yield from done
-    have = {batch["seeds"][0] for batch in done}
-    todo = [
-        (begin, min(begin + BATCH - 1, last))
-        for begin in range(first, last + 1, BATCH)
-        if begin not in have
-    ]
+    ends = {batch["seeds"][0]: batch["seeds"][1] for batch in done}
+    todo = []
+    for begin in range(first, last + 1, BATCH):
+        end = min(begin + BATCH - 1, last)
+        while begin <= end and begin in ends:  # a batch of the file may be shorter
+            begin = ends[begin] + 1
+        if begin <= end:
+            todo.append((begin, end))
     for batch in _batches(todo, jobs):
         if path is not None:
             with path.open("a", encoding="utf-8") as file:
