@@ -30,7 +30,7 @@ MOST_GROWTH = 32 << 20
 """Bytes by which a process may grow after its first sums."""
 
 More = Callable[[int, bytes], list[bytes]]
-"""What goes to an engine after a datagram for it."""
+"""What goes to an engine beside a datagram for it."""
 
 
 def secrets(endpoint: int, endpoints: int) -> list[tuple[bytes, bytes] | None]:
@@ -49,12 +49,14 @@ def authentic(endpoint: int, endpoints: int, **options: Any) -> _engine.Engine:
 
 
 class Wire:
-    """Two sockets between two engines: what one sends arrives, and what else `more` makes of it."""
+    """Two sockets between two engines: what one sends arrives, and what else `more` makes of it,
+    which comes `before` the true one or behind it."""
 
-    def __init__(self, addresses: list[tuple[str, int]], more: More) -> None:
+    def __init__(self, addresses: list[tuple[str, int]], more: More, before: bool = False) -> None:
         self.ends = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in addresses]
         self.targets = addresses
         self.more = more
+        self.before = before
         self.over = threading.Event()
         for end in self.ends:
             end.bind(("127.0.0.1", 0))
@@ -75,7 +77,8 @@ class Wire:
                 for key, _ in selector.select(0.05):
                     datagram = self.ends[key.data].recv(65_536)
                     # What is for engine i arrives at end i, and leaves from the other's.
-                    for each in (datagram, *self.more(key.data, datagram)):
+                    made = self.more(key.data, datagram)
+                    for each in (*made, datagram) if self.before else (datagram, *made):
                         with contextlib.suppress(OSError):
                             self.ends[1 - key.data].sendto(each, self.targets[key.data])
 
@@ -91,9 +94,11 @@ def nothing(to: int, datagram: bytes) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def pair(more: More = nothing, **options: Any) -> Iterator[list[_engine.Engine]]:
+def pair(
+    more: More = nothing, *, before: bool = False, **options: Any
+) -> Iterator[list[_engine.Engine]]:
     engines = [authentic(i, 2, **options) for i in range(2)]
-    wire = Wire([each.address for each in engines], more)
+    wire = Wire([each.address for each in engines], more, before)
     wire.thread.start()
     try:
         with connected(engines, [wire.places(index) for index in range(2)]):

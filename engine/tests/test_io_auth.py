@@ -2,8 +2,10 @@
 
 import pytest
 
-from engine_kit import SECOND, connected, sum_exactly
+from engine_kit import SECOND, all_reduce, connected, sum_exactly
+from gradwire import _engine
 from hostile import MODES, Hostile, authentic, pair
+from scenarios import gradients, plan, same_bits
 
 
 @pytest.mark.parametrize("cipher", ["aes-128-gcm", "chacha20-poly1305"])
@@ -40,6 +42,30 @@ def test_who_reads_and_writes_the_wire_changes_no_bit(auth: str) -> None:
     assert sum(each["forged"] for each in counters) > 100
     assert sum(each["replayed"] for each in counters) > 100
     assert sum(each["malformed"] for each in counters) == 0
+
+
+def test_a_chunk_that_cannot_be_decoded_is_sent_again() -> None:
+    """Its number is used up, so the true one that follows counts as a replay. The first chunks of a
+    result are altered, because nobody gets one before his op has begun."""
+    pull, payload_at, most = 2, _engine.TAG_BYTES + 28, 3
+    altered = []
+
+    def ones(to: int, datagram: bytes) -> list[bytes]:
+        if datagram[_engine.TAG_BYTES + 1] != pull or len(altered) == most:
+            return []
+        altered.append(datagram)
+        return [datagram[:payload_at] + b"\xff" * (len(datagram) - payload_at)]
+
+    values = gradients(2, 60_000, 0)
+    results = []
+    for more in (ones, lambda to, datagram: []):
+        with pair(more, before=True, auth="headers") as engines:
+            results += all_reduce(engines, 0, plan(60_000, encoding="int8"), values)
+            counters = [each.counters() for each in engines]
+        hit = most if more is ones else 0
+        assert sum(each["malformed"] for each in counters) == hit
+        assert sum(each["replayed"] for each in counters) == hit
+    assert all(same_bits(each, results[0]) for each in results)
 
 
 def test_engines_of_other_secrets_do_not_hear_each_other() -> None:
