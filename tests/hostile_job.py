@@ -124,7 +124,7 @@ def trains(
     datagrams: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains in so many blocks of each kind in turn, and in more until so many hostile datagrams
+    """Trains in so many blocks, whose kinds take turns, and in more until so many hostile datagrams
     have been sent. Blocks under attack are so many times longer."""
     ddp, attachment = starts(rank, place, width, interface="eth0", **options)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -137,7 +137,7 @@ def trains(
     wait_for(place, "ready0", "ready1")
     for block in itertools.count():
         kind = KINDS[block % 3]
-        more = torch.tensor([block < blocks or sent_by_all(place) < datagrams])
+        more = torch.tensor([block % 3 > 0 or block < blocks or sent_by_all(place) < datagrams])
         dist.broadcast(more, 0)
         if not more:
             break

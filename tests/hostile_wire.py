@@ -36,8 +36,16 @@ DISCARD = 9
 TTL, ENGINES_TTL = 63, 64
 ALL = 3
 """ETH_P_ALL"""
+ATTACH_FILTER = 26
+"""SO_ATTACH_FILTER"""
+LOAD_BYTE, LOAD_WORD, JUMP_EQUAL, RETURN = 0x30, 0x20, 0x15, 0x06
+"""Instructions of a classic BPF filter."""
+PACKET_TYPE = 0xFFFFF004
+"""Where a filter finds a packet's direction (SKF_AD_OFF + SKF_AD_PKTTYPE)."""
 VOLLEY = 40
 """Datagrams that are made at a time; they are sent more than once where a turn comes late."""
+SOME, EVERYTHING = 1 << 17, 1 << 24
+"""Bytes of the buffers of those who read some datagrams, and of those who hand on all."""
 FROM_ELSEWHERE = 8
 """One in so many comes from a foreign address."""
 LIBC = ctypes.CDLL(None)
@@ -100,26 +108,34 @@ def raw_socket() -> socket.socket:
 
 
 class Ear:
-    """Hears the datagrams that a rank sends through an interface."""
+    """Hears the datagrams that a rank sends through an interface. The hostile ones' own, which have
+    another TTL, stay in the kernel, where they cost least."""
 
-    def __init__(self, interface: str, direction: int) -> None:
+    def __init__(self, interface: str, direction: int, buffer: int) -> None:
         self.ports = (0, 0)
-        self.wire = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL))
-        self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+        self.wire = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
+        wanted = ((LOAD_WORD, PACKET_TYPE, direction), (LOAD_BYTE, 8, ENGINES_TTL),
+                  (LOAD_BYTE, 9, socket.IPPROTO_UDP))  # fmt: skip
+        code = b""
+        for left, (load, at, value) in zip((4, 2, 0), wanted, strict=True):
+            code += struct.pack("=HBBI", load, 0, 0, at)
+            code += struct.pack("=HBBI", JUMP_EQUAL, 0, left + 1, value)
+        code += struct.pack("=HBBI", RETURN, 0, 0, 1 << 16) + struct.pack("=HBBI", RETURN, 0, 0, 0)
+        memory = ctypes.create_string_buffer(code)
+        program = struct.pack("@HP", len(code) // 8, ctypes.addressof(memory))
+        self.wire.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, program)
+        self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         self.wire.bind((interface, ALL))
         self.wire.setblocking(False)
-        self._direction = direction
 
     def trains(self) -> list[bytes]:
-        """What has come since the last call. The hostile ones' own have another TTL."""
+        """What has come since the last call."""
         heard = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                packet, (_, _, direction, *_) = self.wire.recvfrom(1 << 16)
-                theirs = packet[8:10] == bytes([ENGINES_TTL, socket.IPPROTO_UDP])
-                if direction == self._direction and theirs:
-                    self.ports = struct.unpack_from("!HH", packet, 20)
-                    heard.append(packet[28:])
+                packet = self.wire.recv(1 << 16)
+                self.ports = struct.unpack_from("!HH", packet, 20)
+                heard.append(packet[28:])
         return heard
 
 
@@ -132,7 +148,8 @@ def datagrams(train: bytes) -> list[bytes]:
 
 def attacks(host: int, place: Path, rate: int, *, payloads: bool) -> dict[str, Any]:
     """Sends so many datagrams a second to the other host where the file of the block says so."""
-    chance, ear, raw = random.Random(host), Ear("eth0", socket.PACKET_OUTGOING), raw_socket()
+    chance, raw = random.Random(host), raw_socket()
+    ear = Ear("eth0", socket.PACKET_OUTGOING, SOME)
     discard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     discard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
     discard.bind((ADDRESSES[host], DISCARD))
@@ -220,7 +237,7 @@ def tampers(place: Path, how: str, share: float, *, races: bool) -> dict[str, An
     true one comes right behind, as from somebody who sends and cannot take anything away."""
     chance, raw = random.Random(7), raw_socket()
     altered: Counter[str] = Counter()
-    ears = [Ear(f"eth{host}", socket.PACKET_HOST) for host in range(2)]
+    ears = [Ear(f"eth{host}", socket.PACKET_HOST, EVERYTHING) for host in range(2)]
     for host in range(2):
         (place / f"ready{host}").touch()
     while not all((place / f"over{host}").exists() for host in range(2)):

@@ -32,10 +32,10 @@ def test_a_job_under_attack_learns_what_one_left_alone_does(ranks: HostRanks) ->
 
 
 def test_a_job_goes_on_until_so_many_hostile_datagrams_are_sent(ranks: HostRanks) -> None:
-    job = {"auth": "session", "policy": "reliable", **SHORT, "steps": 5}
+    job = {"auth": "session", "policy": "reliable", **SHORT, "blocks": 0, "steps": 5}
     attacked = outcome(ranks, datagrams=5000, **job)
     assert attacked["sent"] >= 5000
-    assert attacked["blocks"] > 3
+    assert attacked["blocks"] >= 3
     assert attacked["steps"] == 10 + 5 * attacked["blocks"]
 
 
