@@ -152,6 +152,53 @@ def test_marks_that_are_missed_have_a_row_each(tmp_path: Path) -> None:
     assert f"| One host elsewhere | {name} | ACKs | ≥ 0.5 | 0.10 |" in page
 
 
+def test_networks_are_compared_with_the_engine_before_by_the_same_seeds(tmp_path: Path) -> None:
+    """By the median and the longest of as many seeds; a run that did not end is no better."""
+    _figures(tmp_path)
+    _networks(tmp_path)
+    rows = json.loads((tmp_path / networks_page.FIGURES).read_text())["rows"]
+    common = {**rows[1], "group": "known", "marks": [], "seeds": 3}
+    ended = [{**common, "name": name} for name in ("as fast", "slow", "new", "more seeds")]
+    ended[-1]["seeds"] = 5
+    failure = {"group": "known", "name": "stuck", "failure": "no", "failed": 2, "marks": []}
+    stuck = {**failure, "date": common["date"], "seeds": 3}
+    _keep(tmp_path, [*rows, *ended, stuck])
+    times = {"as fast": [1.06, 1.02, 1.2, 9.0], "slow": [0.5, 1.07, 0.9, 9.0]}
+    times |= {"stuck": [1.0] * 4, "more seeds": [1.0] * 4}
+    was = [
+        {"group": "known", "name": name, "time": each, "worst": [1.1, 1.05, 1.0, 9.0]}
+        for name, each in times.items()
+    ]
+    before = {"engine": "0123abc", "what": "an old one", "made": "by hand", "rows": was}
+    (tmp_path / networks_page.BEFORE).write_text(json.dumps(before))
+    page = networks_page.render(tmp_path)
+    ends = {
+        line.split(" | ")[0][2:]: line.split(" | ")[-2:]
+        for line in page.partition("## The lab's networks")[2].splitlines()
+        if line.startswith("| ")
+    }
+    assert ends["as fast"] == ["1.01", "1.09 |"]
+    assert ends["slow"] == ["1.19", "1.09 |"]
+    assert ends["new"] == ends["more seeds"] == ends["stuck"] == ["–", "– |"]
+    flat = " ".join(page.split())
+    assert "1 of 3 networks take at most 1.05" in flat
+    assert "0123abc, an old one" in flat
+    assert "**3 of 6 marks are met**" in flat
+    named = [line for line in page.splitlines() if line.startswith("| The lab's networks | slow")]
+    assert named == [
+        "| The lab's networks | slow | time over that of the engine before | ≤ 1.05 | 1.19 |"
+    ]
+
+
+def test_the_figures_of_the_engine_before_are_of_networks_that_there_are() -> None:
+    before = json.loads((DOCS / networks_page.BEFORE).read_text())
+    there = {("known", cell.name) for cell in GROUPS["known"]()}
+    assert {(row["group"], row["name"]) for row in before["rows"]} <= there
+    assert {len(row[key]) for row in before["rows"] for key in ("time", "worst")} == {
+        before["seeds"]
+    }
+
+
 def test_the_page_has_a_title_for_each_group_and_a_row_for_each_network() -> None:
     assert list(network_marks.TITLES) == list(GROUPS)
     page = networks_page.render(DOCS)

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.network_groups import GROUPS
-from gradwire_lab.bench.network_marks import bounds_text
+from gradwire_lab.bench.network_marks import NO_WORSE, bounds_text
 from gradwire_lab.bench.network_scenes import WORDS, figure_text
-from gradwire_lab.bench.networks import Mark, Situation, run_networks
+from gradwire_lab.bench.networks import Situation, run_networks
 from gradwire_lab.bench.own_network import OPTIONS, own
 from gradwire_lab.contest.measure import CONVENTION, environment
 
@@ -36,8 +36,6 @@ _SHORT = {
     "worst_over": "worst over",
 }
 _FIGURES = ("first", "time", "worst", "drops", "payload", "acks")
-_NO_WORSE = (Mark("time_over", most=1.05), Mark("worst_over", most=1.15))
-"""What an engine shall keep of an older one's times, on the networks that it was made for."""
 
 
 def networks(
@@ -182,7 +180,7 @@ def _compare(rows: Sequence[Row], older: Mapping[_Key, Row]) -> None:
         if row["group"] == "known" and "failure" not in row:
             row["marks"] += [
                 {**asdict(mark), "met": mark.met(row[mark.figure])}
-                for mark in _NO_WORSE
+                for mark in NO_WORSE
                 if mark.figure in row
             ]
 

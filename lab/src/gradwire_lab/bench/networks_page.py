@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 
 from gradwire_lab.bench.kernel import MOST_DROPS, MOST_OVER, marks
 from gradwire_lab.bench.network_groups import ENOUGH_S, RANKS, RATES, UPLINKS, grid
-from gradwire_lab.bench.network_marks import TITLES, failed_text, missed, tally
+from gradwire_lab.bench.network_marks import TITLES, compared, failed_text, missed, no_worse, tally
 from gradwire_lab.bench.network_scenes import WORDS, figure_text
 from gradwire_lab.bench.networks import GIGABIT, Cell
 from gradwire_lab.bench.page import filled, paying
 from gradwire_lab.report.drawing import write_forms
 
-__all__ = ["FIGURES", "KERNEL", "NAME", "render", "write"]
+__all__ = ["BEFORE", "FIGURES", "KERNEL", "NAME", "render", "write"]
 
 NAME, PICTURE = "networks.md", "networks.svg"
-FIGURES, KERNEL = "networks.json", "kernel.json"
+FIGURES, BEFORE, KERNEL = "networks.json", "networks-before.json", "kernel.json"
 _FREE, _LITTLE = (1.10, 0.005), (1.25, 0.02)
 """Time over the header ideal and own drops, at most, of what costs nothing and of what costs
 little."""
@@ -54,7 +54,9 @@ def render(folder: Path) -> str:
     """
     rows = _rows(folder)
     pays = json.loads((folder / "where-it-pays.json").read_text(encoding="utf-8"))
-    every = list(rows.values())
+    path = folder / BEFORE
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    every = compared(list(rows.values()), before["rows"] if before else ())
     days = sorted(row["date"][:10] for row in every)
     template = Path(__file__).with_name("networks.md.j2").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
@@ -66,10 +68,16 @@ def render(folder: Path) -> str:
         titles=TITLES,
         tally=tally(every),
         missed=list(missed(every)),
+        before=before,
+        no_worse=no_worse(every),
         glance=_glance(rows),
         racks=[row for each in _places() if set((row := _rack(rows, *each))[3:]) != {"–"}],
         tables={
-            name: [_cells(row) for row in every if row["group"] == name]
+            name: [
+                _cells(row) + (_overs(row) if before and name == "known" else ())
+                for row in every
+                if row["group"] == name
+            ]
             for name in ("small", "policers", "incast", "far", "sites", "known")
         },
         scenes=[
@@ -258,6 +266,11 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row['payload']:.2f}",
         f"{row['acks']:.2f}",
     )
+
+
+def _overs(row: Row) -> tuple[str, ...]:
+    """Return a row's times over those of the engine before, where they are compared."""
+    return tuple(f"{row[key]:.2f}" if key in row else "–" for key in ("time_over", "worst_over"))
 
 
 def _scene(row: Row) -> list[tuple[str, str, str]]:
