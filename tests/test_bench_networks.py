@@ -68,6 +68,11 @@ def test_a_table_names_each_network() -> None:
         (["--rate", "1", "--size", "0"], "--size"),
         (["--rate", "1", "--size", "inf"], "--size"),
         (["--rate", "1", "--size", "1e9"], "--size"),
+        (["--rate", "1", "--policer-out", "0"], "--policer-out"),
+        (["--rate", "1", "--policer-in", "nan"], "--policer-in"),
+        (["--rate", "1", "--policer-in", "1", "--bucket", "1e20"], "--bucket"),
+        (["--rate", "1", "--policer-in", "1", "--bucket", "0"], "--bucket"),
+        (["--rate", "1", "--bucket", "32"], "--bucket"),
         (["far", "--rate", "1"], "--rate"),
         *(
             ([f"--{name.replace('_', '-')}", "4", "far"], name)
@@ -84,6 +89,29 @@ def test_what_cannot_be_is_refused_before_the_run(
     result = RUNNER.invoke(app, ["networks", *args])
     assert result.exit_code == 2
     assert named.replace("_", "-") in result.output
+
+
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_a_policer_of_ones_own_bounds_the_rate_and_drops(way: str, tmp_path: Path) -> None:
+    """Two ranks at 0.2 of 1 Gbit/s: in virtual time, seed 0."""
+    kept = tmp_path / "rows.json"
+    common = ["networks", "--rate", "1", "--ranks", "2", "--size", "1", "--seeds", "1"]
+    policer = [f"--policer-{way}", "0.2", "--bucket", "16", "--jobs", "1", "--out", str(kept)]
+    result = RUNNER.invoke(app, [*common, *policer])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(kept.read_text())["rows"]
+    assert row["name"].endswith(f"policer of 0.2 Gbit/s and 16 KiB on the way {way}")
+    assert 0.9 < row["time"] < 1.3  # over what 0.2 Gbit/s take, a fifth of the port's rate
+    assert row["payload"] > 1.0  # what the policer dropped went again
+
+
+def test_times_are_over_what_the_narrowest_part_of_ones_own_network_takes() -> None:
+    link = {"rate": 1, "queue": 256, "round_trip": 1, "loss": 0, "ranks": 2, "size": 1}
+    plain = own(**link, uplinks=1)
+    assert own(**link, uplinks=0.5).ideal == pytest.approx(2 * plain.ideal)
+    assert own(**link, uplinks=10).ideal == plain.ideal
+    both = own(**link, uplinks=1, policer_out=0.5, policer_in=0.25)
+    assert both.ideal == pytest.approx(4 * plain.ideal)
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -19,7 +19,7 @@ from gradwire_lab.bench.network_groups import GROUPS
 from gradwire_lab.bench.network_marks import NO_WORSE, bounds_text
 from gradwire_lab.bench.network_scenes import WORDS, figure_text
 from gradwire_lab.bench.networks import Situation, run_networks
-from gradwire_lab.bench.own_network import OPTIONS, own
+from gradwire_lab.bench.own_network import BUCKET_KIB, OPTIONS, own
 from gradwire_lab.contest.measure import CONVENTION, environment
 
 _CAPTION = (
@@ -51,6 +51,14 @@ def networks(
     uplinks: Annotated[float, typer.Option(help="its hosts' rate over the ports'")] = 1.0,
     round_trip: Annotated[float, typer.Option(help="between two of its hosts, ms")] = 0.08,
     loss: Annotated[float, typer.Option(help="of the path between two of its hosts, %")] = 0.0,
+    policer_out: Annotated[
+        float | None,
+        typer.Option(help="Gbit/s that a policer lets pass on each host's way out [no policer]"),
+    ] = None,
+    policer_in: Annotated[float | None, typer.Option(help="the same on the way in")] = None,
+    bucket: Annotated[
+        float, typer.Option(help="KiB that a policer lets pass at once")
+    ] = BUCKET_KIB,
     ranks: Annotated[int, typer.Option(help="on it")] = 4,
     size: Annotated[float, typer.Option(help="of each rank's buffer on it, MB")] = 4.0,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each network")] = 5,

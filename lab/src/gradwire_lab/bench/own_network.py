@@ -17,12 +17,17 @@ __all__ = ["OPTIONS", "own"]
 _RATES_GBITS = 1e-6, 1000.0
 _QUEUES_KIB = 1.5, float((1 << 21) - 1)
 """A queue holds a packet, and its bytes are counted in 32 bits."""
+BUCKET_KIB = 64.0
+"""What a policer lets pass at once, unless something else is asked for."""
 _UPLINKS = 1e-3, 1e3
 _MOST_ROUND_TRIP_MS = 10_000.0
 _MOST_RANKS = 1024
 _PATH_BYTES = 64e3
 """What a rank keeps of each other rank: 62 KB, of 256 ranks."""
-OPTIONS = ("rate", "queue", "uplinks", "round_trip", "loss", "ranks", "size")
+OPTIONS = (
+    *("rate", "queue", "uplinks", "round_trip", "loss"),
+    *("policer_out", "policer_in", "bucket", "ranks", "size"),
+)
 """Options of a network of one's own, which has a rate."""
 
 
@@ -34,9 +39,25 @@ def own(
     loss: float,
     ranks: int,
     size: float,
+    policer_out: float | None = None,
+    policer_in: float | None = None,
+    bucket: float = BUCKET_KIB,
     processes: int = 1,
 ) -> Cell:
-    """Return a network of the user's own, which so many processes run at a time.
+    """Return a network of the user's own.
+
+    Args:
+        rate: Gbit/s of each port.
+        queue: KiB of each port.
+        uplinks: the hosts' rate over the ports'.
+        round_trip: milliseconds between two hosts.
+        loss: of the path between two hosts, in per cent.
+        ranks: how many.
+        size: MB of each rank's buffer.
+        policer_out: Gbit/s that a policer lets pass on each host's way out; None for no policer.
+        policer_in: the same on the way in.
+        bucket: KiB that a policer lets pass at once.
+        processes: how many run at a time, each with memory of its own.
 
     Raises:
         typer.BadParameter: it cannot be.
@@ -45,6 +66,14 @@ def own(
     bounded("--queue", queue, *_QUEUES_KIB, " KiB")
     bounded("--uplinks", uplinks, *_UPLINKS, " times the ports' rate")
     bounded("--round-trip", round_trip, 0, _MOST_ROUND_TRIP_MS, " ms")
+    ways = (("out", policer_out), ("in", policer_in))
+    policers = {way: each for way, each in ways if each is not None}
+    for way, each in policers.items():
+        bounded(f"--policer-{way}", each, *_RATES_GBITS, " Gbit/s")
+    bounded("--bucket", bucket, *_QUEUES_KIB, " KiB")
+    if not policers and bucket != BUCKET_KIB:
+        why = "it is a policer's, which needs --policer-out or --policer-in"
+        raise typer.BadParameter(why, param_hint="--bucket")
     bounded("--ranks", ranks, 2, _MOST_RANKS, "")
     if not 0 <= loss < 100:
         raise typer.BadParameter(f"{loss:g}: 0 to below 100", param_hint="--loss")
@@ -61,18 +90,32 @@ def own(
             delay=round_trip * 1e-3 / 4,
             loss=1.0 - math.sqrt(1.0 - loss / 100),
         )
+        uplink = replace(link, rate=uplinks * link.rate, queue=max(link.queue, HOST_QUEUE))
         name = (
             f"{rate:g} Gbit/s, {ranks} ranks, uplinks x {uplinks:g}, queue {queue:g} KiB, "
             f"{round_trip:g} ms, loss {loss:g} %, {size:g} MB"
         )
-        uplink = Link(
-            rate=uplinks * link.rate,
-            queue=max(link.queue, HOST_QUEUE),
-            delay=link.delay,
-            loss=link.loss,
+        for way, each in policers.items():
+            name += f", policer of {each:g} Gbit/s and {bucket:g} KiB on the way {way}"
+        cell = Cell(
+            "own",
+            name,
+            ranks,
+            _policed(link, policer_in, bucket),
+            size,
+            uplink=_policed(uplink, policer_out, bucket),
+            ops=8,
+            judged=4,
+            rate=min(link.rate, uplink.rate, *(each * GIGABIT for each in policers.values())),
         )
-        cell = Cell("own", name, ranks, link, size, uplink=uplink, ops=8, judged=4)
         replace(cell, ranks=2).fabric(seed=0)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return cell
+
+
+def _policed(link: Link, rate: float | None, bucket: float) -> Link:
+    """Return a link with a policer before it that lets so many Gbit/s pass, or without one."""
+    if rate is None:
+        return link
+    return replace(link, police_rate=rate * GIGABIT, police_burst=int(bucket * 1024))
