@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.rank_state import of_rank, read_rank
@@ -35,7 +37,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "adaptive": {},
 }
 BAD = (None, "x", -1.5, math.nan, 1 << 70, {"x": 1}, [None], torch.zeros(2), np.zeros(3))
-gradients = partial(normal, sum(TENSORS.values()), world=2)
+gradients = functools.partial(normal, sum(TENSORS.values()), world=2)
 
 
 def job(policy: str, steps: int) -> Job:
@@ -90,6 +92,52 @@ def test_whatever_is_damaged_is_named_and_nothing_is_changed(policy: str) -> Non
     assert refused > 50
     here.load_state_dict(good)
     assert same(here.state_dict(), good)
+
+
+@functools.cache
+def saved(policy: str) -> Any:
+    return job(policy, 7).pipelines[0].state_dict()
+
+
+@functools.cache
+def loading(policy: str) -> Any:
+    return job(policy, 3).pipelines[0]
+
+
+KEYS = st.sampled_from(["epoch", "residuals", "phases", "version", "x", ""]) | st.text(max_size=4)
+VALUES = st.sampled_from(BAD) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_however_a_state_was_changed_it_is_loaded_or_refused(policy: str, data: Any) -> None:
+    """What is refused changes nothing, and what is loaded can be saved and loaded again."""
+    here, changed = loading(policy), copy.deepcopy(saved(policy))
+    before = copy.deepcopy(here.state_dict())
+    for _ in range(data.draw(st.integers(1, 4))):
+        path = data.draw(st.sampled_from(list(paths(changed)) or [("version",)]))
+        inner = changed
+        for key in path[:-1]:
+            inner = inner[key]
+        match data.draw(st.sampled_from(["value", "gone", "key"])):
+            case "value":
+                inner[path[-1]] = data.draw(VALUES)
+            case "gone":
+                del inner[path[-1]]
+            case "key" if isinstance(inner, dict):
+                inner[data.draw(KEYS)] = inner.pop(path[-1])
+    try:
+        here.load_state_dict(changed)
+    except ConfigError:
+        assert same(here.state_dict(), before)
+    else:
+        here.load_state_dict(here.state_dict())
+        here.load_state_dict(before)
 
 
 @pytest.mark.parametrize(

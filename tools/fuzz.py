@@ -1,10 +1,12 @@
-"""Builds the fuzz targets of engine/fuzz and runs each for a while.
+"""Builds the fuzz targets of engine/fuzz and runs each for a while, then those in Python.
 
     python tools/fuzz.py [--seconds N] [--seed N] [TARGET …]
 
 With clang (CXX, or a clang++ on the path) the targets run under libFuzzer. Without, a driver runs
 the corpora and seeded mutations of these. Either way AddressSanitizer and UBSan watch. The exit
-status is 1 if a target failed, and the input that it failed on is named.
+status is 1 if a target failed, and the input that it failed on is named. A target in Python is
+tests that make inputs by a seed; each round of them has the next one, and nobody sees what they
+reach.
 """
 
 from __future__ import annotations
@@ -14,12 +16,19 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "engine" / "fuzz"
 TARGETS = sorted(path.stem for path in SOURCES.glob("*.cc") if path.stem != "driver")
 BIN = Path(sys.executable).parent
+PYTHON = {
+    "texts": ["test_store_texts.py", "test_introduction_texts.py", "-k", "any"],
+    "states": ["test_states.py", "-k", "however_a_state_was_changed"],
+    "scenarios": ["test_lab_scenario.py", "-k", "whatever_a_file_says"],
+}
+"""The tests that are each target in Python."""
 
 
 def clang() -> str | None:
@@ -84,21 +93,48 @@ def run(out: Path, target: str, seconds: int, seed: int) -> bool:
     return done.returncode == 0
 
 
+def run_python(target: str, seconds: int, seed: int) -> bool:
+    """True if nothing failed."""
+    end, rounds = time.monotonic() + seconds, 0
+    while rounds == 0 or time.monotonic() < end:
+        now = str(seed + rounds)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", f"--hypothesis-seed={now}"]
+        done = subprocess.run(
+            [*command, *PYTHON[target]],
+            capture_output=True,
+            text=True,
+            cwd=ROOT / "tests",
+            env={**os.environ, "GRADWIRE_TEST_SEED": now},
+        )
+        if done.returncode:
+            print("\n".join((done.stdout + done.stderr).strip().splitlines()[-60:]))
+            print(f"{target} failed; run it again with --seed {now} {target}")
+            return False
+        rounds += 1
+    print(f"{target}: {rounds} rounds, seeds {seed} to {seed + rounds - 1}", flush=True)
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    every = [*TARGETS, *PYTHON]
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(every))
     parser.add_argument("--seconds", type=int, default=30, help="of each target (default: 30)")
     parser.add_argument("--seed", type=int, default=1, help="of the mutations (default: 1)")
     options = parser.parse_args()
-    targets = options.targets or TARGETS
-    if unknown := sorted(set(targets) - set(TARGETS)):
-        parser.error(f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}")
-    compiler = clang()
-    print(f"with {compiler} under libFuzzer" if compiler else
-          "no clang++ with libFuzzer: corpora and seeded mutations, without coverage feedback",
-          flush=True)  # fmt: skip
-    out = build(compiler, targets)
-    passed = [run(out, target, options.seconds, options.seed) for target in targets]
+    chosen = options.targets or every
+    if unknown := sorted(set(chosen) - set(every)):
+        parser.error(f"no target {', '.join(unknown)}; there are {', '.join(every)}")
+    passed = []
+    if targets := [target for target in chosen if target in TARGETS]:
+        compiler = clang()
+        print(f"with {compiler} under libFuzzer" if compiler else
+              "no clang++ with libFuzzer: corpora and seeded mutations, without coverage feedback",
+              flush=True)  # fmt: skip
+        out = build(compiler, targets)
+        passed += [run(out, target, options.seconds, options.seed) for target in targets]
+    rest = [target for target in chosen if target in PYTHON]
+    passed += [run_python(target, options.seconds, options.seed) for target in rest]
     return 0 if all(passed) else 1
 
 

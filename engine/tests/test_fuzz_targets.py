@@ -27,7 +27,8 @@ def test_a_fuzz_target_fits_the_engine(source: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (ROOT / "CMakeLists.txt").is_file(), reason="needs the sources")
 def test_every_fuzz_target_builds_and_passes_its_corpus() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "fuzz.py"), "--seconds", "1"]
+    targets = [source.stem for source in SOURCES if source.stem != "driver"]
+    command = [sys.executable, str(ROOT / "tools" / "fuzz.py"), "--seconds", "1", *targets]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "JOBS": "1"}, timeout=590
     )

@@ -38,6 +38,7 @@ from gradwire.transport.introductions import (
 )
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.store import BoundedStore, Store
+from gradwire.transport.texts import read_all, read_mapping
 
 LEAVE_S = 5.0
 """How long rank 0, whose process may host the store, waits for the others at the end."""
@@ -239,7 +240,8 @@ def _examine(
         "versions": host.versions,
         "agreed": host.agreed,
     }
-    reports = [json.loads(text) for text in meeting.exchange(json.dumps(mine, default=str))]
+    texts = meeting.exchange(json.dumps(mine, default=str))
+    reports = read_all(meeting, "the report", texts, read_mapping)
     result.met = True
     result.versions = [report["versions"] for report in reports]
     for each in everybody:

@@ -17,6 +17,7 @@ from gradwire.doctor.judge import accept, path_findings
 from gradwire.doctor.measure import End, Measurement, joined, measure, open_engine
 from gradwire.transport.addresses import UDP_OVERHEAD, LocalAddress, on_first_free, scoped
 from gradwire.transport.meeting import Meeting
+from gradwire.transport.texts import read_all, read_mapping, read_whole
 
 CONTACT_S = 4.0
 """How long a pair tries to reach each other, in seconds."""
@@ -67,12 +68,14 @@ def measure_all(
     rank = meeting.endpoint
     headers = UDP_OVERHEAD[own.version]
     # An engine takes the packets of its session alone.
-    tokens = list(map(int, meeting.exchange(str(secrets.randbits(32)))))
+    texts = meeting.exchange(str(secrets.randbits(32)))
+    tokens = read_all(meeting, "the session", texts, read_whole)
 
-    def share(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return list(map(json.loads, meeting.exchange(json.dumps(values), LONGEST_ROUND_S)))
+    def share(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        texts = meeting.exchange(json.dumps(values), LONGEST_ROUND_S)
+        return read_all(meeting, "the figures", texts, read_mapping)
 
-    def take_part(prober: int, responder: int) -> list[dict[str, Any]]:
+    def take_part(prober: int, responder: int) -> list[Mapping[str, Any]]:
         """Measures with the other host of a pair; returns what all ranks have found."""
         session = tokens[prober] ^ responder << 8
         try:

@@ -30,6 +30,7 @@ from gradwire.transport.host_engine import GlooMail, HostEngine, Mail
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import trivial_report
 from gradwire.transport.store import BoundedStore
+from gradwire.transport.texts import read_all, read_whole
 from gradwire.transport.transfer import Handle
 
 log = logging.getLogger("gradwire")
@@ -282,7 +283,7 @@ class Watch(Agreement):
                 return False
             vote = fallback.close_vote()
             here.fail("another rank's engine failed")
-            votes = [int(text) for text in meeting.exchange(str(vote))]
+            votes = read_all(meeting, "the vote", meeting.exchange(str(vote)), read_whole)
             mail = self._connect(meeting.prefix)
             meeting.exchange("")
         except Exception as error:

@@ -30,6 +30,7 @@ from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.transport.plan_cache import CutPlan, PlanCache
 from gradwire.transport.store import Store, compare_texts
+from gradwire.transport.texts import read_all, read_wholes
 from gradwire.transport.threads import StartQueue
 from gradwire.transport.transfer import (
     Engine,
@@ -177,7 +178,7 @@ class Communicator(OfThisProcess):
         if self.engine is None:
             return 0
         texts = meeting.exchange(json.dumps(sorted(self.engine.numbers)))
-        taken = set(itertools.chain(*map(json.loads, texts)))
+        taken = set(itertools.chain(*read_all(meeting, "the numbers", texts, read_wholes)))
         number = next(n for n in itertools.count() if n not in taken)
         if number >= NUMBERS:
             raise GradwireError(

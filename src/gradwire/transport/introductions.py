@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradwire.core.checks import is_whole
 from gradwire.core.environment import PORT, ports_of, read_ports
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.core.plan import SMALLEST_DATAGRAM
@@ -28,6 +27,7 @@ from gradwire.transport.addresses import (
 )
 from gradwire.transport.keys import SECRET_BYTES, SESSION_BYTES, Hello
 from gradwire.transport.meeting import Meeting
+from gradwire.transport.texts import ELSE, read_all, read_mapping, read_text, read_whole
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,11 @@ class Introduction:
         return Introduction(**known, damaged=tuple(damaged))
 
 
-def _whole(value: object) -> int:
-    if not is_whole(value) or not 0 <= value < 1 << 32:
-        raise ValueError
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
 def _address(value: Mapping[str, Any]) -> LocalAddress:
     place = LocalAddress(
-        _text(value["address"]), _text(value.get("interface", "")), _whole(value.get("mtu", 0))
+        read_text(value["address"]),
+        read_text(value.get("interface", "")),
+        read_whole(value.get("mtu", 0)),
     )
     if place.version not in (4, 6):
         raise ValueError
@@ -110,7 +100,7 @@ def _address(value: Mapping[str, Any]) -> LocalAddress:
 
 def _hello(value: Mapping[str, Any]) -> Hello:
     sizes = {"salt": SECRET_BYTES, "public": SECRET_BYTES, "session": SESSION_BYTES}
-    texts = {name: _text(value.get(name, "")) for name in sizes}
+    texts = {name: read_text(value.get(name, "")) for name in sizes}
     for name, size in sizes.items():
         if len(bytes.fromhex(texts[name])) not in (0, size):
             raise ValueError
@@ -118,16 +108,16 @@ def _hello(value: Mapping[str, Any]) -> Hello:
 
 
 READERS: Mapping[str, Callable[[Any], Any]] = {
-    "endpoint": _whole,
-    "protocol": _whole,
+    "endpoint": read_whole,
+    "protocol": read_whole,
     "addresses": lambda value: tuple(map(_address, value)),
     "port": read_ports,
-    "datagram": _whole,
-    "host": _text,
-    "identity": _text,
-    "interfaces": lambda value: {_text(k): [_text(a) for a in v] for k, v in value.items()},
-    "configuration": lambda value: {_text(k): v for k, v in value.items()},
-    "session": _whole,
+    "datagram": read_whole,
+    "host": read_text,
+    "identity": read_text,
+    "interfaces": lambda value: {read_text(k): [read_text(a) for a in v] for k, v in value.items()},
+    "configuration": lambda value: {read_text(k): v for k, v in value.items()},
+    "session": read_whole,
     "hello": _hello,
 }
 """How each field of an introduction is read; what is none raises one of the usual errors."""
@@ -144,7 +134,7 @@ def introduce(meeting: Meeting, introduction: Introduction) -> list[Introduction
         except (ValueError, RecursionError) as error:
             raise meeting.error(
                 f"the introduction of {meeting.describe([endpoint])} cannot be read ({error}): "
-                "does something else write into the job's store?",
+                f"{ELSE}",
                 [endpoint],
             ) from None
         everybody.append(each)
@@ -175,7 +165,7 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list
     if damaged := [each for each in everybody if each.damaged]:
         raise meeting.error(
             f"the introduction of {meeting.describe([damaged[0].endpoint])} has no readable "
-            f"{', '.join(damaged[0].damaged)}: does something else write into the job's store?",
+            f"{', '.join(damaged[0].damaged)}: {ELSE}",
             [damaged[0].endpoint],
         )
     check_alike(meeting, [dict(each.configuration) for each in everybody])
@@ -376,18 +366,28 @@ def _exchange_routes(
         meeting.tell_failure(wrong)
         raise wrong
     mine = {"mtu": mtu, "unreachable": unreachable}
-    everybodys = [json.loads(text) for text in meeting.exchange(json.dumps(mine))]
-    for endpoint, routes in enumerate(everybodys):
-        if routes["unreachable"]:
-            lost = [int(e) for e in routes["unreachable"]]
+    texts = meeting.exchange(json.dumps(mine))
+    everybodys = read_all(meeting, "the routes", texts, lambda value: _routes(value, len(chosen)))
+    for endpoint, (_, lacking) in enumerate(everybodys):
+        if lacking:
+            lost = list(lacking)
             raise meeting.error(
                 f"{meeting.describe([endpoint])} has no route from {chosen[endpoint].address} to "
                 f"{meeting.describe(lost)} at {_chosen_of(chosen, lost)} "
-                f"({next(iter(routes['unreachable'].values()))}): set interface= or "
+                f"({lacking[lost[0]]}): set interface= or "
                 "GRADWIRE_INTERFACE to one network that all have",
                 sorted({endpoint, *lost}),
             )
-    return [routes["mtu"] for routes in everybodys]
+    return [mtu for mtu, _ in everybodys]
+
+
+def _routes(value: object, endpoints: int) -> tuple[int, dict[int, str]]:
+    """Reads an endpoint's MTU, and the endpoints that it has no route to, with the causes."""
+    routes = read_mapping(value)
+    lacking = {int(e): read_text(why) for e, why in read_mapping(routes["unreachable"]).items()}
+    if not all(0 <= e < endpoints for e in lacking):
+        raise ValueError("there is no such endpoint")
+    return read_whole(routes["mtu"]), lacking
 
 
 def _chosen_of(chosen: list[LocalAddress], endpoints: Iterable[int]) -> str:
@@ -430,7 +430,8 @@ def agree(
         meeting.tell_failure(failure)
         raise failure
     texts = meeting.exchange(json.dumps(dict(configuration), default=str))
-    check_alike(meeting, [json.loads(text) for text in texts])
+    found = read_all(meeting, "the configuration", texts, read_mapping)
+    check_alike(meeting, [dict(each) for each in found])
 
 
 def new_session() -> int:

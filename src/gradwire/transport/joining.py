@@ -12,6 +12,7 @@ from gradwire.transport.meeting import Meeting
 from gradwire.transport.notices import Notices
 from gradwire.transport.open_engine import meet_servers, open_engine
 from gradwire.transport.store import Store, identity_of
+from gradwire.transport.texts import read_all, read_truth
 
 
 def join_engine(meeting: Meeting, store: Store, group: str, settings: Settings) -> SharedEngine:
@@ -73,7 +74,8 @@ def _all_alike(meeting: Meeting, engine: SharedEngine | None) -> bool:
     if engine is not None and engine.users > 1:
         registry.collect_forgotten()
     used = json.dumps(engine is not None and engine.users > 1)
-    users = [rank for rank, text in enumerate(meeting.exchange(used)) if json.loads(text)]
+    every = read_all(meeting, "the use of an engine", meeting.exchange(used), read_truth)
+    users = [rank for rank, uses in enumerate(every) if uses]
     if users:
         raise meeting.error(
             f"{meeting.describe(users)} still has an attachment over an engine that was closed, or "

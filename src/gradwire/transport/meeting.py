@@ -6,21 +6,19 @@ process group's own threads.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import logging
 import math
 import secrets
 import time
-import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from gradwire.core.errors import RendezvousError
 from gradwire.core.names import Names
 from gradwire.transport.store import BoundedStore, Store, store_errors
+from gradwire.transport.texts import ELSE, Outcome, read_opening
 
 log = logging.getLogger("gradwire")
 
@@ -29,31 +27,11 @@ MISSING = "?"
 ENDED = "-"
 """The newest meeting's id once all have left it."""
 CAME, HURRY, LEFT = "came", "hurry", "left"
+MOST_CAME = 1 << 16
+"""How many askings endpoint 0 looks for at most, whatever their counter says."""
 LINGER_S = 5.0
 """Seconds for which a failed endpoint stays at most, until the others have read of it."""
 FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
-
-
-@dataclass
-class Outcome:
-    """The end of an exchange.
-
-    Attributes:
-        why: The failure; "" where there is none.
-    """
-
-    why: str = ""
-    at_fault: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-    def dump(self) -> str:
-        """Returns the outcome as the store holds it: every rank reads the texts of all."""
-        text = json.dumps([self.why, self.at_fault, self.texts])
-        return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
-
-    @staticmethod
-    def load(text: str) -> Outcome:
-        return Outcome(*json.loads(zlib.decompress(base64.b64decode(text))))
 
 
 def nothing() -> None:
@@ -172,6 +150,8 @@ class Meeting:
             self._enter(wait)
             self._store.set(self._key(self._next, self.endpoint), text)
             outcome = self._await(wait)
+            if not outcome.why and len(outcome.texts) != self.endpoints:
+                outcome = Outcome(f"an exchange ended with {len(outcome.texts)} texts: {ELSE}")
             if outcome.why:
                 self._raise(outcome)
             self._next += 1
@@ -212,11 +192,11 @@ class Meeting:
             newest = self._peek(self._newest)
             if newest in (None, ENDED):
                 return 0
-            meeting, workers, _ = newest.split()
+            meeting, workers, _ = read_opening(newest) or ("", 0, 0)
             first = f"{self._root}/{meeting}/0"
             if self._peek(first) is not None:  # that meeting has begun, or failed
                 return 0
-            return sum(self._store.check([f"{first}/{rank}"]) for rank in range(int(workers)))
+            return sum(self._store.check([f"{first}/{rank}"]) for rank in range(workers))
 
     def hurry(self) -> None:
         """Asks the others to publish in the next exchange now, whatever they still wait for."""
@@ -266,6 +246,8 @@ class Meeting:
         while True:
             newest = self._peek(self._newest)
             if newest not in (None, ENDED, asked):
+                if read_opening(newest) is None:
+                    raise self.error(f"what a meeting begins with cannot be read: {ELSE}")
                 if asked:  # that meeting is over, and its keys may be removed by now
                     self._store.delete_key(ticket)
                     self._store.delete_key(f"{prefix}/{CAME}")
@@ -292,7 +274,7 @@ class Meeting:
 
         One that has left may be back for the next meeting, and ask here before that begins.
         """
-        came = self._store.add(self._key(CAME), 0)
+        came = min(self._store.add(self._key(CAME), 0), MOST_CAME)
         self._tickets += range(self._came + 1, came + 1)
         self._came = came
         for ticket in list(self._tickets):
@@ -301,14 +283,17 @@ class Meeting:
                 continue
             self._tickets.remove(ticket)
             number, _, who = asked.partition(" ")
+            if not who.partition("/")[0].isdecimal():
+                continue  # an endpoint did not write it
             if who not in self._here:
                 self._here.add(who)
                 self._store.set(self._key(number), "")
                 self._store.delete_key(self._key(CAME, ticket))
 
     def _unlike(self, opening: str) -> str:
-        workers, servers = (opening or f"- {self.workers} {self.servers}").split()[1:]
-        if (int(workers), int(servers)) == (self.workers, self.servers):
+        counts = self.workers, self.servers
+        workers, servers = (read_opening(opening) or ("", *counts))[1:]
+        if (workers, servers) == counts:
             return ""
         return (
             f"{self.describe([0])} counts {workers} workers and {servers} servers, "
@@ -323,7 +308,7 @@ class Meeting:
                 f"{who}: no workers came within {timeout_s:g} s; they come when they attach; "
                 f"{origin}"
             )
-        why = Outcome.load(earlier).why if earlier else ""
+        why = Outcome.load(earlier, self.endpoints).why if earlier else ""
         return (
             f"{self.describe([0])} did not join within {timeout_s:g} s (when {who} gave up); "
             f"{origin}{f'; an earlier attempt had failed: {why}' if why else ''}"
@@ -339,7 +324,7 @@ class Meeting:
                 if self._next == 0:
                     self._greet()
                 if self._store.check(keys):
-                    texts = [self._store.get(key).decode() for key in keys]
+                    texts = [self._store.get(key).decode(errors="replace") for key in keys]
                     outcome = self._decide(Outcome(texts=texts))
                     for key in () if outcome.why else keys:
                         self._store.delete_key(key)
@@ -371,9 +356,8 @@ class Meeting:
         if around is None or around._left or not around._opening:
             return
         ranks = {rank: endpoint for endpoint, rank in enumerate(around.names.ranks)}
-        at_fault = [
-            ranks[rank] for each in outcome.at_fault if (rank := self.names.rank_of(each)) in ranks
-        ]
+        known = (self.names.rank_of(each) for each in outcome.at_fault if each < self.endpoints)
+        at_fault = [ranks[rank] for rank in known if rank in ranks]
         with contextlib.suppress(Exception):
             around._spread(around._decide(Outcome(outcome.why, at_fault)))
 
@@ -381,7 +365,7 @@ class Meeting:
         self._spread(outcome)
         self._leave(unawaited=outcome.at_fault)
         why = "".join(sign if sign.isprintable() else " " for sign in outcome.why)
-        raise self.error(why, outcome.at_fault)
+        raise self.error(why, [each for each in outcome.at_fault if each < self.endpoints])
 
     def _leave(self, linger_s: float | None = None, unawaited: Iterable[int] = ()) -> None:
         """Leaves a meeting that failed.
@@ -425,17 +409,18 @@ class Meeting:
 
     def _peek(self, key: str) -> str | None:
         """Returns the value of a key, None where it is missing; waits for nothing."""
-        value = self._store.compare_set(key, MISSING, MISSING).decode()
+        value = self._store.compare_set(key, MISSING, MISSING).decode(errors="replace")
         return None if value == MISSING else value
 
     def _outcome(self) -> Outcome | None:
         text = self._peek(self._key(self._next))
-        return None if text is None else Outcome.load(text)
+        return None if text is None else Outcome.load(text, self.endpoints)
 
     def _decide(self, outcome: Outcome) -> Outcome:
         """Ends the next exchange with this outcome, unless another one came first; returns it."""
         key = self._key(self._next)
-        return Outcome.load(self._store.compare_set(key, "", outcome.dump()).decode())
+        text = self._store.compare_set(key, "", outcome.dump()).decode(errors="replace")
+        return Outcome.load(text, self.endpoints)
 
     def _awaiting(self) -> str:
         absent = self._absent() if self._opening else []  # nobody has seen endpoint 0 yet

@@ -111,7 +111,7 @@ class Notices:
         while True:
             store = self._open()
             there = [e for e in endpoints if store.check([f"{self._prefix}/{e}"])]
-            found = {e: store.get(f"{self._prefix}/{e}").decode() for e in there}
+            found = {e: store.get(f"{self._prefix}/{e}").decode(errors="replace") for e in there}
             if any(found.values()) or time.monotonic() >= end:
                 return {**dict.fromkeys(endpoints, ""), **found}
             time.sleep(POLL_S)

@@ -34,6 +34,7 @@ from gradwire.transport.keys import KeyMaker, libcrypto_errors
 from gradwire.transport.meeting import Meeting
 from gradwire.transport.native import load_engine
 from gradwire.transport.store import Store, base_store, store_host
+from gradwire.transport.texts import ELSE, read_all, read_mapping, read_text, read_wholes
 
 if TYPE_CHECKING:
     from gradwire import _engine
@@ -160,7 +161,7 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
     except ValueError as error:
         wrong = meeting.error(
             f"{meeting.describe([endpoint])} can make no keys of what the others have published "
-            f"({error}): does something else write into the job's store?",
+            f"({error}): {ELSE}",
             [endpoint],
         )
         meeting.tell_failure(wrong)
@@ -201,8 +202,8 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
     try:
         texts = meeting.exchange(json.dumps([port for _, port in engine.addresses]))
         places = [
-            Place(scoped(place.address, own.interface), tuple(json.loads(ports)))
-            for place, ports in zip(chosen, texts, strict=True)
+            Place(scoped(place.address, own.interface), ports)
+            for place, ports in zip(chosen, _ports(meeting, texts, settings.cores), strict=True)
         ]
         engine.connect(
             *([(each.address, each.ports[n]) for each in places] for n in range(settings.cores))
@@ -245,13 +246,27 @@ def _connect(
         patience_s = min(patience_s, HURRIED_S)
     own = json.dumps(asdict(_hearing(engine, setup)))
     texts = meeting.exchange(own, patience_s)
-    hearings = [Hearing(**json.loads(text)) for text in texts]
+    hearings = read_all(
+        meeting, "what is heard", texts, lambda value: Hearing.read(value, meeting.endpoints)
+    )
     if any(each.answered != each.peers for each in hearings):
         raise _unconnected(meeting, everybody, places, hearings, datagram, timeout_s)
     log.info("reached all peers: %s", setup)
     if meeting.endpoint == 0:
         setups = [each.setup for each in hearings]
         log.info("%d endpoints have met:\n%s", len(setups), "\n".join(setups))
+
+
+def _ports(meeting: Meeting, texts: list[str], cores: int) -> list[tuple[int, ...]]:
+    """Reads the ports that endpoints have opened, one for each engine thread."""
+
+    def read(value: object) -> tuple[int, ...]:
+        ports = tuple(read_wholes(value))
+        if len(ports) != cores or not all(0 < port < 1 << 16 for port in ports):
+            raise ValueError(f"{cores} ports are needed")
+        return ports
+
+    return read_all(meeting, "the ports", texts, read)
 
 
 def _setup(
@@ -296,6 +311,18 @@ class Hearing:
     refusal: str
     failure: str
     setup: str
+
+    @staticmethod
+    def read(value: object, endpoints: int) -> Hearing:
+        """Reads what an endpoint has published; raises one of `texts.WRONG`."""
+        found = read_mapping(value)
+        lists = (read_wholes(found[name]) for name in ("peers", "answered", "heard"))
+        peers, answered, heard = lists
+        if any(each >= endpoints for each in (*peers, *answered, *heard)):
+            raise ValueError("there is no such endpoint")
+        words = (read_text(found[name]) for name in ("refusal", "failure", "setup"))
+        refusal, failure, setup = words
+        return Hearing(peers, answered, heard, refusal, failure, setup)
 
 
 def _hearing(engine: _engine.Engine, setup: str) -> Hearing:

@@ -193,7 +193,8 @@ def identity_of(store: Any, timeout_s: float) -> str:
     """Returns an identifier of the store under all prefixes, the same for all its users."""
     with store_errors():
         base = BoundedStore(base_store(store), timeout_s)
-        return base.compare_set("gradwire/identity", "", secrets.token_hex(8)).decode()
+        identity = base.compare_set("gradwire/identity", "", secrets.token_hex(8))
+        return identity.decode(errors="replace")
 
 
 def store_host(store: object) -> str | None:
@@ -230,7 +231,7 @@ def compare_texts(
         _await_keys(store, keys.values(), end)
         for each, key in keys.items():
             if store.check([key]):
-                texts[each] = store.get(key).decode()
+                texts[each] = store.get(key).decode(errors="replace")
         store.set(f"{prefix}/{rank}/read", "1")
         _await_keys(store, [f"{keys[each]}/read" for each in texts if each in keys], end)
     return dict(sorted(texts.items()))

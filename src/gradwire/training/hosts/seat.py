@@ -12,6 +12,7 @@ from gradwire.training.groups import Group, HostRanks
 from gradwire.transport.addresses import host_identity
 from gradwire.transport.host_link import HostLink, Listener, check_memory, connect, hosts_of
 from gradwire.transport.meeting import Meeting
+from gradwire.transport.texts import read_all, read_list, read_text, read_whole
 
 log = logging.getLogger("gradwire")
 
@@ -87,7 +88,7 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
         except OSError as error:
             trouble = f"cannot lead its host: {error}"
         texts = meeting.exchange(json.dumps([host_identity(), address, trouble]))
-        offers = [json.loads(text) for text in texts]
+        offers = read_all(meeting, "what is known of the host", texts, _offer)
         hosts = hosts_of([identity for identity, _, _ in offers])
         if len(hosts) in (1, group.world_size):
             return None
@@ -112,6 +113,12 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
         undo.pop_all()
     ranks = tuple(group.ranks[rank] for rank in own)
     return Seat(own.index(group.rank), hosts, ranks, group.ranks, link)
+
+
+def _offer(value: object) -> tuple[str, str, str]:
+    """Reads the identity of a rank's host, the address to lead it by, and what hinders that."""
+    identity, address, trouble = map(read_text, read_list(value))
+    return identity, address, trouble
 
 
 class _TroubleError(Exception):
@@ -203,4 +210,5 @@ def share_number(meeting: Meeting, number: int) -> int:
     Args:
         number: What a leader's communicator has taken.
     """
-    return int(meeting.exchange(str(number), OPENINGS * meeting.timeout_s)[0])
+    texts = meeting.exchange(str(number), OPENINGS * meeting.timeout_s)
+    return read_all(meeting, "the number", texts[:1], read_whole)[0]
