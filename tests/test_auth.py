@@ -116,6 +116,32 @@ def test_a_key_comes_from_a_file_that_its_owner_alone_reads(tmp_path: Path) -> N
         assert KEY[2:] not in str(raised.value)
 
 
+def test_a_key_file_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He may read it, and put another key there; root may do so with any file."""
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o600)
+    user = os.geteuid()
+    owner = file.stat().st_uid
+    if user == 0:
+        os.chown(file, 4242, -1)
+        owner = 4242
+        with pytest.raises(ConfigError, match="belongs to user 4242") as raised:
+            Settings.build({"key_file": file}, environment={})
+        assert raised.value.setting == "key_file"
+        assert "of root" in raised.value.allowed
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert Settings.build({"key_file": file}, environment={}).secret_key() == bytes.fromhex(KEY)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ConfigError, match=f"belongs to user {owner}"):
+        Settings.build({"key_file": file}, environment={})
+    if user == 0:
+        os.chown(file, 0, -1)
+        assert Settings.build({"key_file": file}, environment={}).secret_key()
+
+
 @pytest.mark.parametrize(
     ("options", "variables"),
     [

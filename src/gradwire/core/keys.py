@@ -55,7 +55,8 @@ def read_key(key: object, key_file: object) -> bytes:
     """Returns the key that the settings give, nothing where there is none.
 
     Raises:
-        ConfigError: It has another form; or its file cannot be read, or can be by others.
+        ConfigError: It has another form; or its file cannot be read, or can be by others, among
+            whom are neither this process's user nor root.
     """
     if key_file is None:
         return b"" if key is None else _digits(key, "key", "…", "a key")
@@ -65,9 +66,17 @@ def read_key(key: object, key_file: object) -> bytes:
         # Without O_NONBLOCK, to open a FIFO would take until somebody writes there.
         number = os.open(key_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(number, encoding="utf-8", errors="replace") as file:
-            mode = os.fstat(number).st_mode
+            status = os.fstat(number)
+            mode = status.st_mode
             if not stat.S_ISREG(mode):
                 raise ConfigError.of("key_file", key_file, "it is no ordinary file")
+            if status.st_uid not in (os.geteuid(), 0):
+                raise ConfigError.of(
+                    "key_file",
+                    key_file,
+                    f"it belongs to user {status.st_uid}, who may read and change it; it has to be "
+                    f"of this process's user ({os.geteuid()}) or of root: chown, or make a copy",
+                )
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise ConfigError.of(
                     "key_file",

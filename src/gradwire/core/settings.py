@@ -143,8 +143,8 @@ class Settings:
         key: The user's key, 32 random bytes, the same on all ranks and servers, by which datagrams
             are authenticated and encrypted. Allowed: 64 hexadecimal digits, as `openssl rand -hex
             32` prints them, or None.
-        key_file: The file with that key, which nobody but its owner may read. Allowed: the name of
-            a file, or None.
+        key_file: The file with that key, which belongs to the process's user or to root, and which
+            nobody else may read. Allowed: the name of a file, or None.
         min_bytes: Size from which the backend "gradwire" hands a collective to the engine; for
             process groups of that backend alone. Unit: bytes. Allowed: [1, 2**62].
 
