@@ -235,7 +235,7 @@ def outcome(ranks: HostRanks, *, rate: int, timeout: float = 150.0, **job: Any) 
         )
     alone, attacked, elsewhere = (first["times"][kind] for kind in KINDS)
     sent = sum((Counter(each["sent"]) for each in others), Counter())
-    seconds = sum(each["seconds"] for each in others)
+    seconds = {kind: sum(each["seconds"][kind] for each in others) for kind in KINDS}
     return {
         "replica": first["replica"],
         "identical": first["replica"] == second["replica"],
@@ -246,7 +246,8 @@ def outcome(ranks: HostRanks, *, rate: int, timeout: float = 150.0, **job: Any) 
         "sent": sent["all"],
         "oversized": sent["oversized"],
         "foreign": sent["foreign"],
-        "per_second": round(sent["all"] / seconds) if seconds else 0,
+        "per_second": round(sent["all"] / seconds["attacked"]),
+        "discarded_per_second": round(sent["discarded"] / seconds["elsewhere"]),
         "alone_ms": 1e3 * median(alone),
         "attacked": ratio(attacked, alone),
         "elsewhere": ratio(elsewhere, alone),

@@ -147,14 +147,16 @@ def datagrams(train: bytes) -> list[bytes]:
 
 
 def attacks(host: int, place: Path, rate: int, *, payloads: bool) -> dict[str, Any]:
-    """Sends so many datagrams a second to the other host where the file of the block says so."""
+    """Sends so many datagrams a second to the other host where the file of the block says so. To
+    the port that discards them go as many a second as have gone to the rank, which are fewer than
+    asked where the machine is busy."""
     chance, raw = random.Random(host), raw_socket()
     ear = Ear("eth0", socket.PACKET_OUTGOING, SOME)
     discard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     discard.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
     discard.bind((ADDRESSES[host], DISCARD))
     sent: Counter[str] = Counter()
-    seconds = 0.0
+    seconds = dict.fromkeys(KINDS, EVERY_S)
     told = 0
     latest: deque[bytes] = deque(maxlen=4)
     old: list[bytes] = []
@@ -166,25 +168,27 @@ def attacks(host: int, place: Path, rate: int, *, payloads: bool) -> dict[str, A
             (place / f"ready{host}").touch()
         now = time.monotonic()
         kind = next((each for each in KINDS if (place / each).exists()), KINDS[0])
-        if kind == "attacked":
-            seconds += now - before
-        elif told != sent["all"]:
+        seconds[kind] += now - before
+        if kind != "attacked" and told != sent["all"]:
             told = sent["all"]
             (place / f"sent{host}").write_text(str(told), encoding="ascii")
         before = now
+        pace = rate if kind == "attacked" else sent["all"] / seconds["attacked"]
         if kind == KINDS[0] or not new:
             due = now
-        elif (count := min(int((now - due) * rate), 400)) > VOLLEY:
+        elif (count := min(int((now - due) * pace), 400)) > VOLLEY:
             made = volley(old, new, host, chance, payloads)
             ports = ear.ports if kind == "attacked" else (DISCARD, DISCARD)
             shots = Volley(made, ADDRESSES[1 - host], ports)
             for _ in range(count // VOLLEY):
                 gone = made[: shots.send(raw)]
-                if kind == "attacked":
+                if kind == "elsewhere":
+                    sent["discarded"] += len(gone)
+                else:
                     sent["all"] += len(gone)
                     sent["oversized"] += sum(len(each.payload) > DATAGRAM for each in gone)
                     sent["foreign"] += sum(each.source in FOREIGN for each in gone)
-            due = max(due + count / rate, now - 0.1)
+            due = max(due + count / pace, now - 0.1)
             old = chance.sample(old + new, min(len(old + new), 500))
         time.sleep(EVERY_S)
     return {"sent": dict(sent), "seconds": seconds}

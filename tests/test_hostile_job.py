@@ -69,7 +69,7 @@ def test_altered_payloads_change_a_job_by_default_alone(auth: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("auth", ["whole", "key"])
+@pytest.mark.parametrize("auth", ["session", "whole", "key"])
 @pytest.mark.parametrize("policy", ["dblp", "ltp", "mlt", "adaptive"])
 def test_lossy_policies_keep_their_bounds_under_attack(
     ranks: HostRanks, policy: str, auth: str
