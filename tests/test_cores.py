@@ -75,6 +75,7 @@ def test_ranks_that_differ_in_cores_are_named() -> None:
         assert isinstance(error, RendezvousError)
         assert error.ranks == (1,)
         assert "cores=2" in str(error)
+        assert str(error).endswith("cores must be the same on all ranks")
 
 
 def test_more_cores_than_the_process_may_use_are_refused_on_all_ranks() -> None:

@@ -405,8 +405,8 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
             if ours != theirs:
                 raise meeting.error(
                     f"{meeting.describe([endpoint])} has {name}={theirs!r}, "
-                    f"{meeting.describe([0])} has {name}={ours!r}: the plan must be the same on "
-                    "all ranks",
+                    f"{meeting.describe([0])} has {name}={ours!r}: {name} must be the same on all "
+                    "ranks",
                     [endpoint],
                 )
 
