@@ -32,6 +32,58 @@ WORK = {
 }
 
 
+STORE = """
+import threading, time
+import torch.distributed as dist
+from gradwire.transport.store import BoundedStore
+
+host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+store = BoundedStore(host, 60.0)
+begun = threading.Event()
+
+def ask():
+    while True:
+        store.set("key", "value" * 10_000)
+        begun.set()
+
+threading.Thread(target=ask, daemon=True).start()
+begun.wait()
+"""
+OPENING = """
+import threading, time
+import torch.distributed as dist
+from gradwire.transport import open_engine
+from gradwire.transport.communicator import Communicator
+
+waits, store, begun = open_engine._waits, dist.HashStore(), threading.Event()
+
+def looks(engine):
+    begun.set()
+    return waits(engine) or True  # as if a peer had not answered
+
+def join(rank):
+    Communicator(store, rank, 2, {"interface": "lo"})
+
+open_engine._waits = looks
+for rank in range(2):
+    threading.Thread(target=join, args=(rank,), daemon=True).start()
+begun.wait()
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("program", [STORE, OPENING], ids=["store", "opening"])
+def test_a_daemon_thread_inside_of_a_store_or_an_engine_does_not_abort_the_end(
+    program: str,
+) -> None:
+    """As the one that opens an engine again after on_failure="host" has gone over."""
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("later", [0.0, 0.02])
 @pytest.mark.parametrize("parts", [STAGE, WORK], ids=["stage", "work"])
 def test_a_thread_inside_of_a_future_does_not_abort_the_end(

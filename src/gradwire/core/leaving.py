@@ -1,4 +1,4 @@
-"""torch's C++ is left before the interpreter ends: `inside` guards what daemon threads do there.
+"""C++ is left before the interpreter ends: `inside` guards what daemon threads do there.
 
 The interpreter ends a daemon thread where it asks for the GIL. In C++ that unwinds frames which
 may not be left so, and the process aborts (until Python 3.14, gh-87135).
@@ -28,7 +28,7 @@ _threads = _Threads()
 
 @contextmanager
 def inside() -> Iterator[None]:
-    """Guards a call into torch's C++, where a daemon thread makes it.
+    """Guards a call into the C++ of torch or of the engine, where a daemon thread makes it.
 
     Once the interpreter ends such a thread stays here for good: nobody waits for what it would do.
     """

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from gradwire.core.errors import ConfigError, EngineMissingError, RendezvousError
+from gradwire.core.leaving import inside
 from gradwire.core.settings import Settings
 from gradwire.transport.addresses import (
     LocalAddress,
@@ -43,6 +44,9 @@ log = logging.getLogger("gradwire")
 
 HURRIED_S = 5.0
 """Seconds that endpoints in a hurry wait for each other: each notices it within a moment."""
+
+CONNECT_NS = 200_000_000
+"""Nanoseconds between two looks into the store while peers answer."""
 
 MOST_NAMED = 16
 """How many endpoints a line of the log, or a part of an error, names at most."""
@@ -167,7 +171,7 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
         meeting.tell_failure(wrong)
         raise wrong from error
     try:
-        with libcrypto_errors():
+        with libcrypto_errors(), inside():
             engine = native.Engine(
                 endpoint=endpoint,
                 workers=workers,
@@ -211,7 +215,8 @@ def open_engine(store: Store, meeting: Meeting, settings: Settings) -> OpenEngin
         setup = _setup(engine, meeting, own, places, datagram)
         _connect(engine, meeting, everybody, places, datagram, settings.rendezvous_timeout, setup)
     except BaseException as error:
-        engine.close()
+        with inside():
+            engine.close()
         meeting.tell_failure(error)
         raise
     return OpenEngine(engine, session, keys.without_tag(datagram), meeting, keys.tag_bytes)
@@ -233,7 +238,7 @@ def _connect(
     endpoint's line for the log, in which endpoint 0 writes the lines of all.
     """
     deadline = time.monotonic() + timeout_s
-    while engine.wait_connected(200_000_000) and engine.failure() is None:
+    while _waits(engine) and engine.failure() is None:
         meeting.check_failures()
         if time.monotonic() >= deadline:
             meeting.hurry()
@@ -255,6 +260,12 @@ def _connect(
     if meeting.endpoint == 0:
         setups = [each.setup for each in hearings]
         log.info("%d endpoints have met:\n%s", len(setups), "\n".join(setups))
+
+
+def _waits(engine: _engine.Engine) -> bool:
+    """Waits for a moment until all peers have answered; returns whether some have not."""
+    with inside():  # engines are opened anew on a daemon thread, too
+        return bool(engine.wait_connected(CONNECT_NS))
 
 
 def _ports(meeting: Meeting, texts: list[str], cores: int) -> list[tuple[int, ...]]:

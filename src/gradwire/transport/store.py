@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from gradwire.core.begin import begin
 from gradwire.core.errors import RendezvousError
+from gradwire.core.leaving import inside
 
 Answer = TypeVar("Answer")
 
@@ -90,7 +91,10 @@ class _Operations:
                 continue
             operation, answer = question
             try:
-                answer.set_result(operation())
+                with inside():
+                    found = operation()
+                answer.set_result(found)
+                del found
             except BaseException as error:
                 answer.set_exception(error)
             del question, operation, answer  # which may hold the last reference to a store
