@@ -93,6 +93,7 @@ def table(namespaces: None) -> Iterator[Table]:
         "firewall refuses what a host sends (EPERM), rank 2, push",
         "firewall refuses what a host sends (EPERM), of a server, server 0, push",
         "firewall refuses for a moment (EPERM), rank 2, push",
+        'firewall refuses what a host sends (EPERM), on_failure="host", rank 2, push',
         "GSO refused in mid-run, rank 2, push",
         "all begin anew on the same ports after a kill -9, rank 2, push",
     ],

@@ -186,6 +186,25 @@ def links() -> Iterator[Cell]:
         lasts_s=0.5,
         patience_s=10.0,
     )
+    for whom, shape in (("rank 2", FLAT), ("rank 2", HOSTS)):
+        of = "" if shape is FLAT else ", of a leader"
+        yield Cell(
+            f'firewall refuses what a host sends (EPERM){of}, on_failure="host"',
+            whom,
+            "on",
+            ground="refuse",
+            shape=shape,
+            settings={"on_failure": "host"},
+        )
+    yield Cell(
+        'firewall refuses for some seconds (EPERM), on_failure="host"',
+        "rank 2",
+        "on",
+        ground="refuse",
+        lasts_s=3.0,
+        settings={"on_failure": "host"},
+        steps=12,
+    )
 
 
 def hosts() -> Iterator[Cell]:
