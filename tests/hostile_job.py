@@ -10,6 +10,7 @@ up, in the rank's name and from foreign addresses. Three kinds of blocks of step
 alone, under attack, and with as many datagrams for a port that discards them, which shows what
 sending them costs on this machine. With --datagrams the blocks go on until so many have been sent.
 The line that is printed has the ratios of their times ("engine" is that of attacked and elsewhere),
+the processor time that a rank takes for each hostile datagram, which is the same on a busy machine,
 and whether the replicas are those of a job left alone. The status is 1 unless they are, or if a
 rank's memory has grown by more than 32 MiB.
 
@@ -128,6 +129,7 @@ def trains(
     have been sent. Blocks under attack are so many times longer."""
     ddp, attachment = starts(rank, place, width, interface="eth0", **options)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    used: dict[str, list[float]] = {kind: [] for kind in KINDS}
     least, before = 1.0, 0
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     step = 0
@@ -147,6 +149,7 @@ def trains(
             (place / kind).touch()
         dist.barrier()
         timed = array("d")
+        used_before = time.process_time()
         for index in range(steps * (longer if kind == "attacked" else 1)):
             began = time.perf_counter()
             learn(ddp, optimizer, batch(rank, step))
@@ -156,6 +159,7 @@ def trains(
             report = attachment.report()
             least = min(least, report.delivered + report.bound)
         times[kind].append(median(timed))
+        used[kind].append(time.process_time() - used_before)
         if block == 2:
             before = resident()
     grown = resident() - before
@@ -166,6 +170,7 @@ def trains(
     return {
         "replica": fingerprint(ddp),
         "times": times,
+        "used": {kind: sum(each) for kind, each in used.items()},
         "least": least,
         "grown": grown,
         "blocks": block,
@@ -227,13 +232,16 @@ def resident() -> int:
 # ---------------------------------------------------------------------------------------- outcomes
 
 
-def outcome(ranks: HostRanks, *, rate: int, timeout: float = 150.0, **job: Any) -> dict[str, Any]:
+def outcome(
+    ranks: HostRanks, *, rate: int, longer: int = 1, timeout: float = 150.0, **job: Any
+) -> dict[str, Any]:
     """What has become of a job under attack."""
     with tempfile.TemporaryDirectory() as place:
         first, second, *others = ranks.run(
-            lives, timeout=timeout, place=place, hostile={"rate": rate}, **job
+            lives, timeout=timeout, place=place, hostile={"rate": rate}, longer=longer, **job
         )
     alone, attacked, elsewhere = (first["times"][kind] for kind in KINDS)
+    used, aimed = first["used"], others[1]["sent"].get("all", 0)  # by the one beside rank 1
     sent = sum((Counter(each["sent"]) for each in others), Counter())
     seconds = {kind: sum(each["seconds"][kind] for each in others) for kind in KINDS}
     return {
@@ -252,6 +260,7 @@ def outcome(ranks: HostRanks, *, rate: int, timeout: float = 150.0, **job: Any) 
         "attacked": ratio(attacked, alone),
         "elsewhere": ratio(elsewhere, alone),
         "engine": ratio(attacked, elsewhere),
+        "us_each": 1e6 * (used["attacked"] - longer * used["elsewhere"]) / max(1, aimed),
         "counters": {name: first["counters"][name] + second["counters"][name] for name in COUNTERS},
     }
 
