@@ -56,7 +56,14 @@ TIMEOUT_S = 10.0
 """Of a step whose payloads are altered."""
 POLICIES = {"int8": {"policy": "netsenseml", "start": 0.3, "compress": "int8"}}
 """Policies that need options to do what their name says."""
-COUNTERS = ("strangers", "receive_truncated", "forged", "replayed", "malformed")
+COUNTERS = (
+    "strangers",
+    "receive_truncated",
+    "receive_overflows",
+    "forged",
+    "replayed",
+    "malformed",
+)
 
 
 def two_hosts(network: Builder) -> None:
