@@ -116,7 +116,7 @@ class Case {
     }
     sender_.pace(far, rate, input_.flip() ? rate : 0, turn, now_);
     expect(sender_.quantum() >= 1, "a train has a packet");
-    const Nanos wait = sender_.wait(input_.flip(), now_);
+    const Nanos wait = sender_.wait(now_);
     expect(wait == 0 || wait > now_, "a train goes now or later");
     if (wait) expect(wait - now_ <= kLongestWait, "a pace holds a train back for a while only");
     if (wait == 0) sender_.train_sent(1.0 * kWireBytes * std::min(sender_.quantum(), 64U));

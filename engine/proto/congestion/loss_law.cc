@@ -3,6 +3,7 @@
 #include "proto/congestion/competition.h"
 #include "proto/congestion/loss_count.h"
 #include "proto/congestion/queue_delay.h"
+#include "proto/congestion/rate_meter.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/rtt.h"
 
@@ -33,11 +34,8 @@ constexpr Nanos kLongestPause = WindowedMin::kWindow;
 constexpr Nanos kPatience = 1 * kSecond;
 }  // namespace
 
-LossLaw::LossLaw(double evidence) : evidence_(evidence), pause_(kPatience) {}
-
-double LossLaw::pace() const {
-  return trying_ && before_ >= kHeavyLoss ? 1.0 - before_ : 1.0;
-}
+LossLaw::LossLaw(double evidence, double tried)
+    : evidence_(evidence), tried_(tried), pause_(kPatience) {}
 
 void LossLaw::judge(const Port& port, Nanos now) {
   if (start_ == 0) start_ = now;
@@ -59,7 +57,7 @@ void LossLaw::judge(const Port& port, Nanos now) {
     regain(now);
   } else if (!others && lasts) {
     if (lost_ < evidence_) return;
-    act(loss, stands, now);
+    act(port, loss, stands, now);
   }
   begin(now);
 }
@@ -78,10 +76,11 @@ bool LossLaw::bursts(const Port& port) const {
 
 bool LossLaw::enough(const Port& port, Nanos now) const {
   const Nanos took = now - start_;
-  if (settling_) return took >= std::max(2 * port.round, kSettled * LossCount::kTime);
+  const bool many = packets_ >= 2 * LossMeter::kPackets;
+  if (settling_ && took < std::max(2 * port.round, kSettled * LossCount::kTime)) return false;
   if (trying_ && took >= Competition::kTrial) return packets_ > 0;
-  if (took < std::max(2 * port.round, LossCount::kTime) || packets_ < 2 * LossMeter::kPackets)
-    return false;
+  if (settling_) return many || !trying_;
+  if (took < std::max(2 * port.round, LossCount::kTime) || !many) return false;
   return !trying_ || before_ * packets_ >= evidence_;
 }
 
@@ -92,23 +91,26 @@ void LossLaw::begin(Nanos now) {
 }
 
 // More is lost than the path loses. `stands`: beside a queue that stood all the time.
-void LossLaw::act(double loss, bool stands, Nanos now) {
+void LossLaw::act(const Port& port, double loss, bool stands, Nanos now) {
   if (stands) own_until_ = now + kOwn;
   if (stands || (now < own_until_ && room_ > kLeast)) {
     settling_ = true;
     cut(loss);
   } else if (now >= again_) {
-    start_trial(loss);
+    start_trial(port, loss);
   } else if (now >= own_until_) {
     regain(now);
   }
 }
 
-void LossLaw::start_trial(double loss) {
+void LossLaw::start_trial(const Port& port, double loss) {
   before_ = loss;
-  up_ = room_ <= kLeast;
+  // Before BtlBw is known much more may have been sent than it.
+  arrived_ = std::clamp(loss < kHeavyLoss ? 0.0 : port.use, 1.0 - loss, 1.0);
+  up_ = room_ <= kLeast && arrived_ >= kFullRate;
   if (!up_) saved_ = room_;
-  room_ = up_ ? saved_ : kLeast;
+  const double tried = tried_ * queue_ / static_cast<double>(port.target);
+  room_ = up_ ? saved_ : std::clamp(tried, kLeast, saved_);
   trying_ = settling_ = true;
 }
 

@@ -1,7 +1,8 @@
-// LossLaw finds out by trials what the losses of one port's packets mean. For a moment the shortest
-// queue is aimed at, and next to nothing is sent beyond BtlBw. Losses that fall then are this end's
-// own: a buffer on the way is shorter than the queue aimed at, or a policer limits the rate. From
-// then on a shorter queue is aimed at. Losses that stay are the path's, and are borne.
+// LossLaw finds out by trials what the losses of one port's packets mean. For a moment half of the
+// queue is aimed at that stood when they fell, and no more is sent than has arrived. Losses that
+// fall then are this end's own: a buffer on the way is shorter than the queue aimed at, or a
+// policer limits the rate. From then on a shorter queue is aimed at. Losses that stay are the
+// path's, and are borne.
 //
 // Losses beside a queue that stands are taken for own without a trial. Where several jobs share a
 // port with a short queue, each one's trial would only show that the others fill it.
@@ -23,8 +24,13 @@ namespace gradwire {
 
 class LossLaw {
  public:
+  // The share of the queue at the losses that a trial aims at: bursts of hosts still fit, and with
+  // a fourth of it windows starve.
+  static constexpr double kTried = 0.5;
+
   // `evidence`: the packets that are lost, or expected to be in a trial, before it is judged.
-  explicit LossLaw(double evidence);
+  // `tried`: the share that a trial aims at; 0 for the shortest queue.
+  explicit LossLaw(double evidence, double tried = kTried);
 
   // The share of the wanted queue, and of the pace above BtlBw, that the network has shown to bear.
   double room() const { return room_; }
@@ -32,8 +38,8 @@ class LossLaw {
   bool pressed() const { return trying_ ? !up_ : settling_ && own_until_ > 0; }
   // Losses are known to be this end's own.
   bool own(Nanos now) const { return !trying_ && now < own_until_; }
-  // The share of BtlBw that may be sent: a trial of heavy loss sends as much as has arrived.
-  double pace() const;
+  // The share of BtlBw that may be sent: a trial sends as much as has arrived.
+  double pace() const { return trying_ && !up_ ? arrived_ : 1.0; }
   // The share of BtlBw that such a trial has left of it; 1 after it was asked for.
   double left() { return std::exchange(left_, 1.0); }
   // The share of packets that the path loses whatever is sent; 0 where none is known.
@@ -55,6 +61,7 @@ class LossLaw {
     Nanos round = 0;     // round-trip time
     Nanos target = 0;    // the delay aimed at where there is room for it
     bool lossy = false;  // the last packets were lost heavily
+    double use = 1;      // the share of BtlBw that arrived of late
   };
   // Judges what was counted once it is enough; call it after each round trip.
   void judge(const Port& port, Nanos now);
@@ -64,8 +71,8 @@ class LossLaw {
   bool bursts(const Port& port) const;
   bool outlasts_bursts(bool heavy, Nanos now);
   void begin(Nanos now);
-  void act(double loss, bool stands, Nanos now);
-  void start_trial(double loss);
+  void act(const Port& port, double loss, bool stands, Nanos now);
+  void start_trial(const Port& port, double loss);
   void end_trial(bool others, bool stands, Nanos now);
   void cut(double loss);
   void bear(double loss);
@@ -73,6 +80,7 @@ class LossLaw {
   void wait(Nanos now);
 
   double evidence_;
+  double tried_;
   double room_ = 1;
   double of_path_ = 0;
   double left_ = 1;
@@ -81,6 +89,7 @@ class LossLaw {
   bool trying_ = false;
   bool up_ = false;        // of more room, since there cannot be less
   double before_ = 0;      // share lost before it
+  double arrived_ = 1;     // share of BtlBw that arrived before it
   double saved_ = 1;       // room before it
   bool settling_ = false;  // losses may still be those of before a change
 

@@ -26,8 +26,9 @@ class RateMeter {
   // hardly the path's. An interval of mostly such bytes may raise the maximum, but neither replaces
   // nor ages it. `sent`: when the last of these packets was sent, if the sending time shall bound
   // the rate too, else 0. Queues that drain at several far receivers together acknowledge more than
-  // this port carries.
-  void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0) {
+  // this port carries. `loses`: packets are lost, so a policer may stand on the way. Its bucket,
+  // which holds as much as a port's queue, has to be a small part of an interval.
+  void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0, bool loses = false) {
     if (start_ == 0 || (now - last_ > kIdle && now - last_ > idle())) {
       end_burst();
       sent_ = sent;
@@ -45,13 +46,12 @@ class RateMeter {
     bytes_ += bytes;
     if (lossy) lossy_bytes_ += bytes;
     const bool first = current_ == 0;
-    const Nanos whole = sent ? kLongInterval : kInterval;
-    if (now - start_ < (first ? kFirstInterval : whole) || bytes_ < kLeastBytes) return;
+    const Nanos took = now - start_;
+    if (!whole(took, loses)) return;
     const double rate = rate_until(now);
     const bool is_calm = calm();
     // A rate that was tried and not reached is the path's no more.
-    const bool tried =
-        tried_ >= kFullRate * 1e-9 * static_cast<double>(now - start_) * bytes_per_second();
+    const bool tried = tried_ >= kFullRate * 1e-9 * static_cast<double>(took) * bytes_per_second();
     proven_ = proven_ || lossy_bytes_ == 0;
     begin(now);
     take(rate, is_calm, first, tried ? kTriedWindow : WindowedMin::kWindow, now);
@@ -60,6 +60,7 @@ class RateMeter {
   void sent(uint64_t bytes) { tried_ += static_cast<double>(bytes); }
   // The rate is this, whatever was measured before.
   void replace(double rate) {
+    proven_ = true;
     current_ = rate;
     previous_ = 0;
     provisional_ = false;
@@ -74,6 +75,14 @@ class RateMeter {
     sent_start_ = sent_;
     bytes_ = lossy_bytes_ = 0;
     tried_ = 0;
+  }
+  // True when an interval of this length is whole.
+  bool whole(Nanos took, bool loses) const {
+    if (bytes_ < kLeastBytes) return false;
+    if (current_ == 0) return took >= kFirstInterval;
+    const Nanos usual = sent_ ? kLongInterval : kInterval;
+    if (loses && bytes_ < kWholeBytes) return took >= kWholeTimes * usual;
+    return took >= usual;
   }
   // Takes the rate of a whole interval. The second one replaces the first, which is a guess.
   void take(double rate, bool is_calm, bool first, Nanos window, Nanos now) {
@@ -136,6 +145,9 @@ class RateMeter {
   static constexpr double kIdleBytes = 2.0 * kShortestTrain * kFullPacket;
   // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
+  // The bytes of an interval where packets are lost, and the usual intervals that it may last.
+  static constexpr uint64_t kWholeBytes = 1024 * 1024;
+  static constexpr Nanos kWholeTimes = 4;
   Nanos start_ = 0;
   Nanos last_ = 0;
   Nanos sent_ = 0;

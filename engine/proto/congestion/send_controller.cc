@@ -111,7 +111,7 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, co
   const double late = takes(turn) ? 0 : kPaceDepth * bears();
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double window = window_.bytes() / wire_bytes_;
-  const double usual = window / kTrainsPerWindow;
+  const double usual = bears() * window / kTrainsPerWindow;
   quantum_ = train_of(std::clamp(rate * kTrainSeconds / wire_bytes_, usual, 2 * usual));
   if (far_) quantum_ = std::min(quantum_, train_of(rate_ * kPaceDepth / 2 / wire_bytes_));
   if (rate_ > 0) {
@@ -145,11 +145,8 @@ double SendController::room(Nanos now) const {
   return breaker_.factor() * std::max(window, led_) - static_cast<double>(in_flight_);
 }
 
-// One destination is not paced while heavy loss keeps the rate below what the port carries: its
-// receiver's credit keeps the queue short.
-Nanos SendController::wait(bool several, Nanos now) {
-  paced_ =
-      rate_ > 0 && (several || far_ || throttled() || (!window_.starves() || window_.pace() < 1));
+Nanos SendController::wait(Nanos now) {
+  paced_ = rate_ > 0;
   if (!paced_ || tokens_.tokens() > 0) return 0;
   return now + awaited(tokens_, rate_);
 }
@@ -173,7 +170,7 @@ Nanos SendController::awaited(const TokenBucket& tokens, double rate) const {
 
 Copies& SendController::copies(double rate, double unproven, Nanos now) {
   const double carried = std::max(window_.stretch(loss_.share(now)) * rate, unproven);
-  copies_.refill(breaker_.factor() * carried / wire_bytes_, now);
+  copies_.refill(breaker_.factor() * window_.pace() * carried / wire_bytes_, now);
   return copies_;
 }
 

@@ -103,9 +103,8 @@ class SendController {
   // The packets of the next train at most.
   uint32_t quantum() const { return quantum_; }
   double quantum_bytes() const { return 1.0 * quantum_ * wire_bytes_; }
-  // 0 when a train may go now, else the time when one may. `several`: there is a choice of
-  // destinations.
-  Nanos wait(bool several, Nanos now);
+  // 0 when a train may go now, else the time when one may.
+  Nanos wait(Nanos now);
   void train_sent(double bytes) {
     if (paced_) tokens_.spend(bytes);
   }

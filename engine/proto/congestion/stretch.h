@@ -31,8 +31,8 @@ class Stretch {
     loss_ = share;
     told_ = told;
   }
-  // Heavy loss keeps the rate below what the port carries, without a queue.
-  bool starves() const { return starves_; }
+  // The share of BtlBw that arrived when it was judged last.
+  double use() const { return use_; }
   // Packets have queued for so long.
   void queued(Nanos delay) { least_.add(delay); }
   // Counts bytes delivered in so many nanoseconds.
@@ -51,12 +51,13 @@ class Stretch {
   // `limited`: the window held transmission back.
   void epoch(double window, double rate, Nanos delay, Nanos target, bool limited) {
     const double use = bytes_ * 1e9 / static_cast<double>(took_) / rate;
+    use_ += (use - use_) / kSmoothing;
     bytes_ = 0;
     took_ = 0;
     const bool sender = loss_ >= 0;
     const bool queued = !short_queue(delay, target);
     const bool stands = some_queue(std::exchange(least_, {}).get(), target);
-    starves_ = sender && loss_ > kHeavyLoss && use < kSignalCut && !queued;
+    const bool starves = sender && loss_ > kHeavyLoss && use < kSignalCut;
     if (queued) {
       if (sender) learn(use);
       factor_ *= std::max(kSignalCut,
@@ -65,7 +66,7 @@ class Stretch {
       factor_ *= kSignalCut;
     } else if (!sender) {
       factor_ *= kGrowth;
-    } else if (limited && starves_ && !stands) {
+    } else if (limited && starves && !stands) {
       const double more = kGrowth * factor_;
       factor_ = more < queued_at_ ? more : std::max(queued_at_, kRetry * factor_);
     }
@@ -93,7 +94,7 @@ class Stretch {
   double loss_ = -1;  // -1: of a receiver
   double told_ = 0;
   double factor_ = 1;
-  bool starves_ = false;
+  double use_ = 1;
   // Delivered since it was judged last, and in which time.
   double bytes_ = 0;
   Nanos took_ = 0;

@@ -96,7 +96,7 @@ bool Endpoint::next_chunks(Nanos now, Train& train) {
       return false;
     }
     Path& path = paths_.at(choice.to);
-    const Nanos wait = port_.sender.wait(choice.destinations > 1, now);
+    const Nanos wait = port_.sender.wait(now);
     if (wait) {
       due_.pace = wait;
       return false;

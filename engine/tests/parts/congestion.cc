@@ -27,12 +27,13 @@ void bind_congestion(nb::module_& module) {
           "path"_a, "delay"_a, "bytes"_a, "now"_a);
   nb::class_<RateMeter>(module, "RateMeter")
       .def(nb::init<>())
-      .def("add", &RateMeter::add, "bytes"_a, "now"_a, "lossy"_a = false, "sent"_a = 0)
+      .def("add", &RateMeter::add, "bytes"_a, "now"_a, "lossy"_a = false, "sent"_a = 0,
+           "loses"_a = false)
       .def("sent", &RateMeter::sent, "bytes"_a)
       .def("bytes_per_second", &RateMeter::bytes_per_second)
       .def("proven", &RateMeter::proven);
   nb::class_<LossLaw>(module, "LossLaw")
-      .def(nb::init<double>(), "evidence"_a)
+      .def(nb::init<double, double>(), "evidence"_a, "tried"_a = LossLaw::kTried)
       .def("room", &LossLaw::room)
       .def("pressed", &LossLaw::pressed)
       .def("pace", &LossLaw::pace)
@@ -43,10 +44,10 @@ void bind_congestion(nb::module_& module) {
       .def("queued", &LossLaw::queued, "delay"_a)
       .def(
           "judge",
-          [](LossLaw& self, Nanos round, Nanos target, bool lossy, Nanos now) {
-            self.judge({round, target, lossy}, now);
+          [](LossLaw& self, Nanos round, Nanos target, bool lossy, Nanos now, double use) {
+            self.judge({round, target, lossy, use}, now);
           },
-          "round"_a, "target"_a, "lossy"_a, "now"_a);
+          "round"_a, "target"_a, "lossy"_a, "now"_a, "use"_a = 1.0);
   nb::class_<LossCount>(module, "LossCount")
       .def(nb::init<>())
       .def(
@@ -164,7 +165,7 @@ void bind_congestion(nb::module_& module) {
       .def("room", &SendController::room, "now"_a)
       .def("limited", &SendController::limited)
       .def("quantum", &SendController::quantum)
-      .def("wait", &SendController::wait, "several"_a, "now"_a)
+      .def("wait", &SendController::wait, "now"_a)
       .def("train_sent", &SendController::train_sent, "bytes"_a)
       .def("probe_sent", &SendController::probe_sent, "bytes"_a)
       .def("hold", &SendController::hold, "tokens"_a, "window"_a, "round"_a, "now"_a)
