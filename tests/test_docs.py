@@ -241,7 +241,7 @@ def test_the_figures_of_the_readme_are_those_of_the_measurements() -> None:
 
 def test_what_is_said_of_a_policer_is_what_the_networks_say() -> None:
     found = rows(DOCS / "networks.md", "| network | time | own drops | most of them |")
-    _, dropped, costs = found["a policer of 1 Gbit/s on the hosts' way"]
+    _, dropped, costs = found["a policer of a tenth of the links' rate"]
     assert costs == "costs little"
     said = f"behind a policer {dropped} of its own packets were dropped"
     assert said in (DOCS / "when-not.md").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from gradwire.sim.fabric import Link
 from gradwire_lab.bench.network_scenes import Scene, clocks, long, rates, sharing, tcp
@@ -73,14 +74,24 @@ def small() -> Iterator[Cell]:
 
 
 def policers() -> Iterator[Cell]:
-    """Yield policers of 1 Gbit/s on links of 10 Gbit/s, on the hosts' way out and in."""
+    """Yield policers on the hosts' way out and in, of a tenth of the links' rate."""
+    marks = (Mark("time", most=1 / 0.85), Mark("drops", most=0.02))
     plain = Link(rate=10 * GIGABIT, queue=HOST_QUEUE)
     policed = Link(rate=10 * GIGABIT, queue=HOST_QUEUE, police_rate=GIGABIT, police_burst=64 << 10)
     for ranks in (2, 4):
         for way, up, down in (("out", policed, plain), ("in", plain, policed)):
             name = f"policer of 1 Gbit/s on the way {way}, {ranks} ranks"
-            marks = (Mark("time", most=1 / 0.85), Mark("drops", most=0.02))
             yield Cell("policers", name, ranks, down, 25, uplink=up, rate=GIGABIT, marks=marks)
+    plain = Link(rate=GIGABIT, queue=HOST_QUEUE)
+    policed = replace(plain, police_rate=0.1 * GIGABIT, police_burst=64 << 10)
+    for ranks in (2, 4):
+        name = f"policer of 0.1 Gbit/s on the way out, {ranks} ranks"
+        rate = 0.1 * GIGABIT
+        yield Cell("policers", name, ranks, plain, 4, uplink=policed, rate=rate, marks=marks)
+    plain = Link(rate=10 * GIGABIT, queue=HOST_QUEUE, delay=2.5e-3)
+    policed = replace(plain, police_rate=GIGABIT, police_burst=64 << 10)
+    name = "policer of 1 Gbit/s on the way out, 2 ranks, 10 ms"
+    yield Cell("policers", name, 2, plain, 25, uplink=policed, rate=GIGABIT, marks=marks)
 
 
 def incast() -> Iterator[Cell]:

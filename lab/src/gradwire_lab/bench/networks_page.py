@@ -126,7 +126,7 @@ def _glance(rows: Mapping[tuple[str, str], Row]) -> list[tuple[str, str, str, st
     for name, belongs in kinds.items():
         found.append(_range(name, [row for cell, row in cells if row and belongs(cell)]))
     for name, group in (
-        ("a policer of 1 Gbit/s on the hosts' way", "policers"),
+        ("a policer of a tenth of the links' rate", "policers"),
         ("pushes of 16 and 64 workers into one port, and a sum of 64 ranks", "incast"),
     ):
         found.append(_range(name, [row for row in rows.values() if row["group"] == group]))
