@@ -68,8 +68,10 @@ def test_a_quiet_network_loses_next_to_nothing() -> None:
 
 
 def test_a_burst_ends_at_the_deadline_and_replicas_stay_alike() -> None:
-    """Of sixteen courses of the network together: a single one may lose a CLOSE and end late."""
+    """Of sixteen courses of the network together: a single one may lose a CLOSE and end late, once
+    enough has come."""
     seconds = {"ltp": 0.0, "reliable": 0.0}
+    exceeded = 0
     for policy, options in (("ltp", {"every": 5, "slack": 0.005, "floor": 0.0}), ("reliable", {})):
         for seed in range(16):
             job = Job(3, TENSORS, policy, seed=seed, **options)
@@ -80,9 +82,10 @@ def test_a_burst_ends_at_the_deadline_and_replicas_stay_alike() -> None:
             assert all(np.array_equal(results[0], other) for other in results)
             if policy == "ltp":
                 assert job.report.delivered < 0.9
-                assert job.report.exceeded
+                exceeded += bool(job.report.exceeded)
             job.uplinks(NETWORK_A)
             run(job, range(11, 14))
+    assert exceeded >= 15
     assert seconds["ltp"] < 0.95 * seconds["reliable"], seconds
 
 
