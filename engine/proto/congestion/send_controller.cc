@@ -25,8 +25,9 @@ constexpr double kTrainAwaited = 0.5;
 // A window goes in at least so many trains: long trains of several senders collide in one port and
 // leave others idle.
 constexpr double kTrainsPerWindow = 16;
-// A train that takes no longer than so many seconds at BtlBw may be twice as long: on fast networks
-// the calls of short trains cost more than collisions do.
+// A train that takes no longer than so many seconds at BtlBw may be twice as long, and longer where
+// the network bears less and windows are small: on fast networks the calls of short trains cost
+// more than collisions do.
 constexpr double kTrainSeconds = 50e-6;
 
 uint32_t train_of(double packets) {
@@ -111,8 +112,9 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, co
   const double late = takes(turn) ? 0 : kPaceDepth * bears();
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double window = window_.bytes() / wire_bytes_;
-  const double usual = bears() * window / kTrainsPerWindow;
-  quantum_ = train_of(std::clamp(rate * kTrainSeconds / wire_bytes_, usual, 2 * usual));
+  const double usual = window / kTrainsPerWindow;
+  const double timed = rate * kTrainSeconds / wire_bytes_;
+  quantum_ = train_of(std::clamp(timed, bears() * usual, 2 * usual / bears()));
   if (far_) quantum_ = std::min(quantum_, train_of(rate_ * kPaceDepth / 2 / wire_bytes_));
   if (rate_ > 0) {
     refill(tokens_, rate_, late, now);
