@@ -36,7 +36,7 @@ DelayWindow::DelayWindow(double initial, const Bounds& bounds)
       maximum_(std::max(bounds.minimum, bounds.buffer)),
       target_(bounds.target),
       enough_(maximum_),
-      law_(bounds.evidence, bounds.tried) {}
+      law_(bounds.evidence) {}
 
 // Where the network bears little, so is the smallest window.
 double DelayWindow::smallest() const {

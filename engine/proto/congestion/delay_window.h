@@ -31,7 +31,6 @@ class DelayWindow {
     // Losses shorten the queue aimed at, and make the smallest window one of so many bytes; 0: they
     // do neither.
     double fewest = 0;
-    double tried = LossLaw::kTried;  // the share of the queue that its trials aim at
   };
   DelayWindow(double initial, const Bounds& bounds);
 

@@ -24,13 +24,8 @@ namespace gradwire {
 
 class LossLaw {
  public:
-  // The share of the queue at the losses that a trial aims at: bursts of hosts still fit, and with
-  // a fourth of it windows starve.
-  static constexpr double kTried = 0.5;
-
   // `evidence`: the packets that are lost, or expected to be in a trial, before it is judged.
-  // `tried`: the share that a trial aims at; 0 for the shortest queue.
-  explicit LossLaw(double evidence, double tried = kTried);
+  explicit LossLaw(double evidence);
 
   // The share of the wanted queue, and of the pace above BtlBw, that the network has shown to bear.
   double room() const { return room_; }
@@ -80,7 +75,6 @@ class LossLaw {
   void wait(Nanos now);
 
   double evidence_;
-  double tried_;
   double room_ = 1;
   double of_path_ = 0;
   double left_ = 1;

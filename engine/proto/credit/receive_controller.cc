@@ -39,8 +39,8 @@ ReceiveController::ReceiveController(const Setup& setup)
       server_(setup.server),
       target_(setup.target),
       many_(setup.server && GrantSlots::serve(setup.senders)),
-      window_(first_window(setup), {first_window(setup), setup.buffer, setup.target, kEvidence,
-                                    smallest_window(setup), many_ ? 0.0 : LossLaw::kTried}),
+      window_(first_window(setup),
+              {first_window(setup), setup.buffer, setup.target, kEvidence, smallest_window(setup)}),
       delay_(setup.endpoints),
       slots_(setup.endpoints) {}
 

@@ -33,7 +33,7 @@ void bind_congestion(nb::module_& module) {
       .def("bytes_per_second", &RateMeter::bytes_per_second)
       .def("proven", &RateMeter::proven);
   nb::class_<LossLaw>(module, "LossLaw")
-      .def(nb::init<double, double>(), "evidence"_a, "tried"_a = LossLaw::kTried)
+      .def(nb::init<double>(), "evidence"_a)
       .def("room", &LossLaw::room)
       .def("pressed", &LossLaw::pressed)
       .def("pace", &LossLaw::pace)

@@ -1,6 +1,6 @@
-"""What endpoints read in the job's store, where something else may have written, too.
+"""Texts that endpoints read in the job's store are checked before anything is made of them.
 
-Each text is checked before anything is made of it. One that cannot be read is an error on all
+Something else may have written into the store. A text that cannot be read is an error on all
 endpoints alike, since all of them read the same texts.
 """
 
