@@ -809,12 +809,12 @@ def test_a_trial_aims_at_half_of_the_queue_at_the_losses(queue: int, room: float
 def test_a_bucket_is_not_taken_for_the_rate_where_packets_are_lost() -> None:
     """64 KiB at once after each pause, then 12.5 MB/s."""
     rates = []
-    for loses in (False, True):
+    for losing in (0, MS):
         meter, now = RateMeter(), SECOND
         for _ in range(4):
             for step in range(200):
                 now += MS
-                meter.add(12_500 + (65_536 // 5 if step < 5 else 0), now, loses=loses)
+                meter.add(12_500 + (65_536 // 5 if step < 5 else 0), now, losing=losing)
             now += 100 * MS
         rates.append(meter.bytes_per_second())
     assert rates[1] < 1.08 * 12.5e6 < 1.2 * 12.5e6 < rates[0]

@@ -19,7 +19,7 @@ from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
 HEADERS = 1514 / 1444  # on the wire, of a full chunk
 GIGABIT, SLOW = 125e6, 25e6
-TRIAL = 0.3  # seconds that a trial of heavy loss costs on such a path
+TRIAL = 0.35  # seconds that a trial of heavy loss costs on such a path
 MEGABYTE = 250_000  # elements
 
 
@@ -200,6 +200,21 @@ def test_heavy_loss_on_the_workers_link(bound: float, loss: float) -> None:
     for _ in range(4):
         job.push(4)
     assert job.push(21, bound, loss) < job.mark(21, bound, loss) + TRIAL
+
+
+@pytest.mark.parametrize("loss", [0.4, 0.6])
+def test_heavy_loss_that_ends_leaves_nothing_behind(loss: float) -> None:
+    """Not even where it was tried out."""
+    job = Pushes(1, GIGABIT, 10e-3)
+    for _ in range(4):
+        job.push(8)
+    before = job.push(8)
+    lost = 0.0
+    while lost < 1.0:
+        lost += job.push(4, loss=loss)
+    for _ in range(40):
+        job.push(8)
+    assert job.push(8) < 1.02 * before
 
 
 @pytest.mark.parametrize("loss", [0.7, 0.9])

@@ -205,6 +205,11 @@ def test_rates_and_delays_from_site_to_rack(rate: float, delay: float) -> None:
         (2, Link(rate=1.25e9), Link(rate=1.25e9, police_rate=125e6, police_burst=64 << 10)),
         (2, Link(police_rate=12.5e6, police_burst=64 << 10), Link()),
         (2, Link(rate=1.25e9, police_rate=12.5e6, police_burst=64 << 10), Link(rate=1.25e9)),
+        (
+            2,
+            Link(delay=2.5e-3, police_rate=12.5e6, police_burst=64 << 10),
+            Link(delay=2.5e-3),
+        ),
     ],
     ids=[
         "short queue",
@@ -214,6 +219,7 @@ def test_rates_and_delays_from_site_to_rack(rate: float, delay: float) -> None:
         "policer before",
         "slow policer",
         "slow policer, fast hosts",
+        "slow policer, long path",
     ],
 )
 def test_what_bears_less_than_the_wanted_queue_is_not_overflowed_for_long(

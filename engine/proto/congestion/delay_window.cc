@@ -47,7 +47,7 @@ double DelayWindow::smallest() const {
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
                          Nanos now, Nanos sent) {
   queue = std::max<Nanos>(queue, 0);
-  meter_.add(bytes, now, lossy, sent, law_.own(now) || law_.of_path() > 0);
+  meter_.add(bytes, now, lossy, sent, law_.loses(now) ? round : 0);
   stretch_.queued(queue);
   law_.queued(queue);
   target_ = aim(rtprop);
@@ -101,12 +101,14 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const bool ends = some_queue(delay, target_) || (!path.ramps && (lossy_ || steep));
   slow_start_.round(rate, ends, limited_, path.ramps);
   // The buffers of a long path hold more than the queue aimed at, and each judgement takes rounds.
-  // But a policer may stand before one, which takes most packets.
-  if (!path.ramps || lossy_) law_.judge({round, bounds_.target, lossy_, stretch_.use()}, now);
+  // But a policer may stand before one, which takes most packets until it is known.
+  if (!path.ramps || lossy_ || law_.loses(now) || law_.room() < 1)
+    law_.judge({round, bounds_.target, lossy_, stretch_.use()}, now);
   if (const double left = law_.left(); left < 1) meter_.replace(left * meter_.bytes_per_second());
-  stretch_.delivered(bytes_sum_, now - epoch_start_);
-  if (stretch_.due())
-    stretch_.epoch(window_, std::max(1.0, meter_.bytes_per_second()), delay, target_, limited_);
+  if (const double known = meter_.bytes_per_second(); known > 0) {
+    stretch_.delivered(bytes_sum_, now - epoch_start_);
+    if (stretch_.due()) stretch_.epoch(window_, known, delay, target_, limited_);
+  }
   if (!compete(delay, rate, path, now)) steer(delay, path, now);
 }
 
@@ -172,7 +174,7 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path, Nanos now) {
   // A window that is too large shrinks only when there is a queue. A long round without one is the
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
-  if ((some_queue(delay, target_) || law_.pressed() || law_.own(now)) && !ramps())
+  if ((some_queue(delay, target_) || law_.loses(now)) && !ramps())
     window_ = std::min(window_, enough_);
   window_ = std::clamp(window_, smallest(), maximum_);
 }

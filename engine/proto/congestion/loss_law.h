@@ -33,6 +33,11 @@ class LossLaw {
   bool pressed() const { return trying_ ? !up_ : settling_ && own_until_ > 0; }
   // Losses are known to be this end's own.
   bool own(Nanos now) const { return !trying_ && now < own_until_; }
+  // Losses are known to be the path's or this end's own, or a trial finds it out; own ones were
+  // until the room came back.
+  bool loses(Nanos now) const {
+    return trying_ || of_path_ > 0 || now < own_until_ || (own_until_ > 0 && room_ < 1);
+  }
   // The share of BtlBw that may be sent: a trial sends as much as has arrived.
   double pace() const { return trying_ && !up_ ? arrived_ : 1.0; }
   // The share of BtlBw that such a trial has left of it; 1 after it was asked for.

@@ -26,10 +26,12 @@ class RateMeter {
   // hardly the path's. An interval of mostly such bytes may raise the maximum, but neither replaces
   // nor ages it. `sent`: when the last of these packets was sent, if the sending time shall bound
   // the rate too, else 0. Queues that drain at several far receivers together acknowledge more than
-  // this port carries. `loses`: packets are lost, so a policer may stand on the way. Its bucket,
-  // which holds as much as a port's queue, has to be a small part of an interval.
-  void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0, bool loses = false) {
-    if (start_ == 0 || (now - last_ > kIdle && now - last_ > idle())) {
+  // this port carries. `losing`: the round-trip time if packets are lost, so that a policer may
+  // stand on the way, else 0. Its bucket, which holds as much as a port's queue, has to be a small
+  // part of an interval, and is filled in each pause that a sender makes to learn what arrived.
+  void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0, Nanos losing = 0) {
+    const Nanos pause = std::max({kIdle, idle(), 2 * losing});
+    if (start_ == 0 || now - last_ > pause) {
       end_burst();
       sent_ = sent;
       opened_ = now;
@@ -47,7 +49,7 @@ class RateMeter {
     if (lossy) lossy_bytes_ += bytes;
     const bool first = current_ == 0;
     const Nanos took = now - start_;
-    if (!whole(took, loses)) return;
+    if (!whole(took, losing)) return;
     const double rate = rate_until(now);
     const bool is_calm = calm();
     // A rate that was tried and not reached is the path's no more.
@@ -77,11 +79,11 @@ class RateMeter {
     tried_ = 0;
   }
   // True when an interval of this length is whole.
-  bool whole(Nanos took, bool loses) const {
+  bool whole(Nanos took, Nanos losing) const {
     if (bytes_ < kLeastBytes) return false;
     if (current_ == 0) return took >= kFirstInterval;
     const Nanos usual = sent_ ? kLongInterval : kInterval;
-    if (loses && bytes_ < kWholeBytes) return took >= kWholeTimes * usual;
+    if (losing && bytes_ < kWholeBytes) return took >= kWholeTimes * usual;
     return took >= usual;
   }
   // Takes the rate of a whole interval. The second one replaces the first, which is a guess.

@@ -135,7 +135,9 @@ bool SendController::takes(const Turn& turn) {
 // path.
 void SendController::spread(const LongPaths& far, double window) {
   const double round = ramp() * breaker_.factor() * 1e9 / static_cast<double>(far.round);
-  if (far.alone() || window_.ramps()) rate_ = std::max(rate_, window * round);
+  // A window has the wanted queue, too, so that this pace is above BtlBw, and a trial's is below.
+  if (!window_.pressed() && (far.alone() || window_.ramps()))
+    rate_ = std::max(rate_, window * round);
   if (!far.alone()) return;
   rate_ = std::min(rate_, far.window * round);
   led_by_receiver_ = window >= far.window;
@@ -172,7 +174,7 @@ Nanos SendController::awaited(const TokenBucket& tokens, double rate) const {
 
 Copies& SendController::copies(double rate, double unproven, Nanos now) {
   const double carried = std::max(window_.stretch(loss_.share(now)) * rate, unproven);
-  copies_.refill(breaker_.factor() * window_.pace() * carried / wire_bytes_, now);
+  copies_.refill(breaker_.factor() * carried / wire_bytes_, now);
   return copies_;
 }
 

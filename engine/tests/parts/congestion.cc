@@ -28,7 +28,7 @@ void bind_congestion(nb::module_& module) {
   nb::class_<RateMeter>(module, "RateMeter")
       .def(nb::init<>())
       .def("add", &RateMeter::add, "bytes"_a, "now"_a, "lossy"_a = false, "sent"_a = 0,
-           "loses"_a = false)
+           "losing"_a = 0)
       .def("sent", &RateMeter::sent, "bytes"_a)
       .def("bytes_per_second", &RateMeter::bytes_per_second)
       .def("proven", &RateMeter::proven);
