@@ -15,8 +15,8 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all conformance matrix traces fuzz sanitize coverage work memory lint \
-	format docs bench venv engine clean help
+.PHONY: demo test test-all conformance matrix traces fuzz sanitize coverage coverage-python \
+	work memory lint format docs bench venv engine clean help
 
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)
@@ -51,6 +51,15 @@ coverage: venv  ## say which lines of the engine its tests reach (minutes)
 	@$(BIN)/python -c 'import gcovr' 2>/dev/null || \
 		$(BIN)/python -m pip install -q -c constraints.txt gcovr
 	@$(BIN)/python tools/line_coverage.py $(ARGS)
+
+coverage-python: venv  ## say which lines of the product's Python its quick tests reach (minutes)
+	@$(BIN)/python -c 'import coverage' 2>/dev/null || \
+		$(BIN)/python -m pip install -q -c constraints.txt coverage
+	@rm -rf out/coverage/python*; mkdir -p out/coverage; status=0; \
+	$(BIN)/coverage run -m pytest -q tests -m "not slow and not netns" -n 2 --dist loadfile \
+		$(ARGS) || status=1; \
+	$(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=cover && \
+		$(BIN)/coverage html -q -d out/coverage/python-pages; exit $$status
 
 work: venv  ## count the engine's instructions at 4 and 64 ranks with valgrind (minutes, 8 GB)
 	@$(BIN)/python engine/tests/work.py

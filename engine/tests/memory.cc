@@ -71,9 +71,14 @@ void carry(const Train& train, uint16_t source, Rank& to, Carried& carried) {
 }
 
 void take(Rank& rank, Nanos now) {
-  for (const Datagram& each : rank.waiting)
-    rank.endpoint->receive(each.source, {rank.inbox->memory.data() + each.at, each.bytes}, now, now,
-                           0, &rank.inbox->buffer);
+  std::vector<Endpoint::Datagram> run;  // of one sender, as the kernel hands them over
+  for (size_t i = 0; i < rank.waiting.size(); ++i) {
+    const Datagram& each = rank.waiting[i];
+    run.emplace_back(rank.inbox->memory.data() + each.at, each.bytes);
+    if (i + 1 < rank.waiting.size() && rank.waiting[i + 1].source == each.source) continue;
+    rank.endpoint->receive(each.source, run, now, now, 0, &rank.inbox->buffer);
+    run.clear();
+  }
   rank.waiting.clear();
   rank.used = 0;
   if (rank.inbox->buffer.holders) {

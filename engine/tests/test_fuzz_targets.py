@@ -1,4 +1,5 @@
-"""The fuzz targets of engine/fuzz fit the engine, build, and find nothing in a second each."""
+"""The fuzz targets of engine/fuzz and the programs of engine/tests fit the engine, and each target
+builds and finds nothing in a second."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "engine" / "fuzz").glob("*.cc"))
+PROGRAMS = sorted((ROOT / "engine" / "tests").glob("*.cc"))
 COMPILER = shutil.which(os.environ.get("CXX") or "c++") or ""
 
 
 @pytest.mark.skipif(not COMPILER, reason="needs a compiler")
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_a_fuzz_target_fits_the_engine(source: Path) -> None:
+@pytest.mark.parametrize("source", [*SOURCES, *PROGRAMS], ids=lambda source: source.stem)
+def test_a_program_fits_the_engine(source: Path) -> None:
     command = [COMPILER, "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'engine'}", source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
