@@ -33,8 +33,8 @@ class LossLaw {
   bool pressed() const { return trying_ ? !up_ : settling_ && own_until_ > 0; }
   // Losses are known to be this end's own.
   bool own(Nanos now) const { return !trying_ && now < own_until_; }
-  // Losses are known to be the path's or this end's own, or a trial finds it out; own ones were
-  // until the room came back.
+  // Packets are lost, by the path or by this end, or a trial finds out by which. Own losses count
+  // until the room is whole again.
   bool loses(Nanos now) const {
     return trying_ || of_path_ > 0 || now < own_until_ || (own_until_ > 0 && room_ < 1);
   }

@@ -30,8 +30,7 @@ class RateMeter {
   // stand on the way, else 0. Its bucket, which holds as much as a port's queue, has to be a small
   // part of an interval, and is filled in each pause that a sender makes to learn what arrived.
   void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0, Nanos losing = 0) {
-    const Nanos pause = std::max({kIdle, idle(), 2 * losing});
-    if (start_ == 0 || now - last_ > pause) {
+    if (start_ == 0 || now - last_ > std::max(idle(), 2 * losing)) {
       end_burst();
       sent_ = sent;
       opened_ = now;

@@ -90,15 +90,10 @@ def policers() -> Iterator[Cell]:
         yield Cell("policers", name, ranks, plain, 4, uplink=policed, rate=rate, marks=marks)
     plain = Link(rate=10 * GIGABIT, queue=HOST_QUEUE, delay=2.5e-3)
     policed = replace(plain, police_rate=GIGABIT, police_burst=64 << 10)
-    name = "policer of 1 Gbit/s on the way out, 2 ranks, 10 ms, after ten sums"
-    yield Cell(
-        *("policers", name, 2, plain, 25),
-        uplink=policed,
-        rate=GIGABIT,
-        ops=20,
-        judged=10,
-        marks=marks,
-    )
+    name = "policer of 1 Gbit/s on the way out, 2 ranks, 10 ms"
+    cell = Cell("policers", name, 2, plain, 25, uplink=policed, rate=GIGABIT, marks=marks)
+    yield cell
+    yield replace(cell, name=f"{name}, after ten sums", ops=20, judged=10)
 
 
 def incast() -> Iterator[Cell]:
