@@ -808,6 +808,22 @@ BREAKS = (
     ),
     Break(
         0,
+        "a bucket that fills in a pause for ACKs is measured",
+        PROTO + "congestion/rate_meter.h",
+        "std::max(idle(), 2 * losing)",
+        "idle()",
+        SIM + "network.py",
+    ),
+    Break(
+        0,
+        "a window grows beyond BtlBw where packets are lost",
+        PROTO + "congestion/delay_window.cc",
+        "(some_queue(delay, target_) || law_.loses(now))",
+        "some_queue(delay, target_)",
+        SIM + "network.py",
+    ),
+    Break(
+        0,
         "a policer's bucket is taken for its rate",
         PROTO + "congestion/rate_meter.h",
         "if (losing && bytes_ < kWholeBytes) return took >= kWholeTimes * usual;",

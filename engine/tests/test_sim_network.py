@@ -238,6 +238,21 @@ def test_what_bears_less_than_the_wanted_queue_is_not_overflowed_for_long(
     assert dropped[1] - dropped[0] < 0.08 * (sent[1] - sent[0])
 
 
+def test_a_slow_policer_on_a_long_path_stays_known() -> None:
+    """Its bucket fills in each pause for ACKs, and no queue says that a window is too large."""
+    dropped = sent = 0
+    for seed in range(3):
+        fabric = Fabric(2, link=Link(delay=2.5e-3), send_time=2e-6, seed=seed, **HOSTS)
+        for rank in range(2):
+            policed = Link(delay=2.5e-3, police_rate=12.5e6, police_burst=64 << 10)
+            fabric.set_link(rank, "up", policed)
+        for first, count, sign in ((0, 10, -1), (10, 40, 1)):
+            rounds(fabric, 400_000, count, Link(), first=first)
+            dropped += sign * own_drops(fabric)
+            sent += sign * sum(fabric.counters(rank)["packets_sent"] for rank in range(2))
+    assert dropped < 0.12 * sent
+
+
 def test_losses_that_come_in_runs() -> None:
     link = Link(loss=0.02, loss_burst=20.0)
     times = [
