@@ -776,6 +776,22 @@ BREAKS = (
     ),
     Break(
         0,
+        "own losses take a tenth of the room, whatever queue they met",
+        PROTO + "congestion/loss_law.cc",
+        "std::min(left, std::max(most, room_ / 2))",
+        "left",
+        "engine/tests/test_part_congestion.py",
+    ),
+    Break(
+        0,
+        "the least room leaves a pace above BtlBw",
+        PROTO + "congestion/send_controller.cc",
+        "kProbeGain * spare() *",
+        "kProbeGain * bears() *",
+        "engine/tests/test_part_send_controller.py",
+    ),
+    Break(
+        0,
         "a trial sends more than has arrived",
         PROTO + "congestion/loss_law.h",
         "double pace() const { return trying_ && !up_ ? arrived_ : 1.0; }",

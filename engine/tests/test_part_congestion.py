@@ -806,6 +806,18 @@ def test_a_trial_aims_at_half_of_the_queue_at_the_losses(queue: int, room: float
     assert network.law.pace() == pytest.approx(0.95)
 
 
+def test_own_losses_soon_leave_a_shorter_queue_than_they_met() -> None:
+    network = Lossy(lambda law: 0.1 if law.room() > 0.2 else 0.0, queue=TARGET // 5)
+    network.judge(3)  # of which the second and third are a trial
+    assert network.law.room() == pytest.approx(0.8)
+    rooms = []
+    for _ in range(7):
+        network.judge()
+        rooms.append(network.law.room())
+    assert min(rooms) == pytest.approx(0.75 * 0.2)
+    assert rooms[-1] < 0.2
+
+
 def test_a_bucket_is_not_taken_for_the_rate_where_packets_are_lost() -> None:
     """64 KiB at once after each pause, then 12.5 MB/s."""
     rates = []

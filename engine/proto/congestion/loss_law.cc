@@ -10,10 +10,6 @@
 namespace gradwire {
 
 namespace {
-// The share of the target down to which the queue aimed at is cut: 80 us of 1.3 ms, about what
-// hosts that wake up late add by themselves. With a fourth of it windows starve, with four times
-// it a queue of 131 us at 1 Gbit/s loses a sixth of what four ranks send.
-constexpr double kLeast = 1.0 / 16;
 // The share of packets that may be lost. Twice it loses twice as much, half of it takes the chance
 // of a single packet for a queue.
 constexpr double kBorne = 0.01;
@@ -32,9 +28,6 @@ constexpr Nanos kOwn = 2 * kSecond;
 constexpr Nanos kLongestPause = WindowedMin::kWindow;
 // The time after which heavy loss is tried out: bursts are shorter. The first pause is as long.
 constexpr Nanos kPatience = 1 * kSecond;
-// The share of the queue at the losses that a trial aims at: with a fourth of it an op in which one
-// runs takes 1.25 in place of 1.15 (1 Gbit/s, 2 ranks, 122 KiB).
-constexpr double kTried = 0.5;
 }  // namespace
 
 LossLaw::LossLaw(double evidence) : evidence_(evidence), pause_(kPatience) {}
@@ -97,7 +90,8 @@ void LossLaw::act(const Port& port, double loss, bool stands, Nanos now) {
   if (stands) own_until_ = now + kOwn;
   if (stands || (now < own_until_ && room_ > kLeast)) {
     settling_ = true;
-    cut(loss);
+    // The buffer is no longer than the queue that lost packets met.
+    cut(loss, kShortQueue * queue_ / static_cast<double>(port.target));
   } else if (now >= again_) {
     start_trial(port, loss);
   } else if (now >= own_until_) {
@@ -111,7 +105,9 @@ void LossLaw::start_trial(const Port& port, double loss) {
   arrived_ = std::clamp(loss < kHeavyLoss ? 0.0 : port.use, 1.0 - loss, 1.0);
   up_ = room_ <= kLeast && arrived_ >= kFullRate;
   if (!up_) saved_ = room_;
-  const double tried = kTried * queue_ / static_cast<double>(port.target);
+  // Half of the queue at the losses: with a fourth of it an op in which a trial runs takes 1.25 in
+  // place of 1.15 (1 Gbit/s, 2 ranks, 122 KiB).
+  const double tried = queue_ / 2 / static_cast<double>(port.target);
   room_ = up_ ? saved_ : std::clamp(tried, kLeast, saved_);
   trying_ = settling_ = true;
 }
@@ -135,7 +131,7 @@ void LossLaw::end_trial(bool others, bool stands, Nanos now) {
       wait(now);
       own_until_ = std::max(own_until_, again_);
     } else {
-      cut(before_);
+      cut(before_, room_);
     }
   } else if (!others) {
     own_until_ = 0;
@@ -146,8 +142,10 @@ void LossLaw::end_trial(bool others, bool stands, Nanos now) {
   begin(now);
 }
 
-void LossLaw::cut(double loss) {
-  room_ = std::max(kLeast, std::min(kCut, 1.0 - 2 * loss) * room_);
+// Takes the more room the more is lost, and leaves `most` of the target, or half of the room.
+void LossLaw::cut(double loss, double most) {
+  const double left = std::min(kCut, 1.0 - 2 * loss) * room_;
+  room_ = std::max(kLeast, std::min(left, std::max(most, room_ / 2)));
 }
 
 // Follows the path's loss downwards.

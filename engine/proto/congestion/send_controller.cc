@@ -101,7 +101,7 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, co
   const double stretch = window_.stretch(loss);
   const double queue = static_cast<double>(window_.queue_delay()) / (kShortQueue * target);
   double gain = (window_.pressed() ? kFullRate : 1.0) +
-                kProbeGain * bears() * std::clamp(1.0 - queue, 0.0, 1.0 - kHostQueue);
+                kProbeGain * spare() * std::clamp(1.0 - queue, 0.0, 1.0 - kHostQueue);
   if (far_) gain = std::min(gain, 1.0 + kProbeRoom * target / static_cast<double>(far.rtprop));
   rate_ = 0;
   // In slow start the rate of a short path is not known yet: a pace would keep it from showing.

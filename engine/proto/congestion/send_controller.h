@@ -123,6 +123,8 @@ class SendController {
  private:
   // The share of the wanted queue, and of the pace above BtlBw, that the ways from here bear.
   double bears() const { return std::min(window_.room(), least_told_); }
+  // The same above the least, which is what a policer is left with.
+  double spare() const { return (bears() - LossLaw::kLeast) / (1.0 - LossLaw::kLeast); }
   // In slow start on a long path, the pace is a multiple of a window per round.
   double ramp() const { return window_.ramps() ? SlowStart::kStillGrows : 1.0; }
   double led(const LongPaths& far) const;
