@@ -386,14 +386,16 @@ def test_ranks_that_do_not_answer_are_named_with_the_time_that_they_had() -> Non
         assert caught.value.late
 
 
-def test_where_there_is_no_terminal_a_line_says_now_and_then_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("terminal", [False, True])
+def test_where_no_bars_can_be_drawn_a_line_says_now_and_then_how_far_it_is(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TERM", "dumb")
     now = [0.0]
     monkeypatch.setattr(audience, "time", SimpleNamespace(monotonic=lambda: now[0]))
     out = io.StringIO()
     scenario = quick("A")
-    with audience.Bars(Console(file=out), scenario) as bars:
+    with audience.Bars(Console(file=out, force_terminal=terminal), scenario) as bars:
         bars.plan(8)
         for number in range(4):
             now[0] = 10.0 * number

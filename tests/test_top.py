@@ -465,6 +465,23 @@ def test_a_terminal_is_left_as_it_was(two: Ranks, tmp_path: Path) -> None:
     assert b"Traceback" not in shown
 
 
+def test_a_terminal_that_draws_nothing_anew_shows_one_picture_after_the_other(
+    two: Ranks, tmp_path: Path
+) -> None:
+    with training(two, tmp_path) as watched:
+        number, terminal = pty.fork()
+        if number == 0:
+            os.environ["TERM"] = "dumb"
+            os.execv(TOP[0], [*TOP, watched.job])
+        shown = _read_until(terminal, b"rank 1")
+        os.kill(number, signal.SIGINT)
+        shown += _read_until(terminal, None)
+        _, status = os.waitpid(number, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"rank 1" in shown
+    assert b"\x1b[?1049h" not in shown
+
+
 def _read_until(terminal: int, wanted: bytes | None) -> bytes:
     read = b""
     deadline = time.monotonic() + 60

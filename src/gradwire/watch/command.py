@@ -90,7 +90,7 @@ def _serve(watched: Watched, interval: float, port: int) -> None:
 def _follow(watched: Watched, once: bool, in_json: bool, interval: float) -> str:
     console = Console(highlight=False, soft_wrap=True)
     utf = "utf" in console.encoding.lower()
-    full = console.is_terminal and not (once or in_json)
+    full = console.is_interactive and not (once or in_json)
     figures: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         live = Live(console=console, screen=True, auto_refresh=False)

@@ -16,7 +16,7 @@ from gradwire_lab.training.recipe import Entry
 
 _SMOOTH = 0.9
 _LINE_SECONDS = 15.0
-"""Where there is no terminal to draw bars on, a line says so often how far it is."""
+"""Where no terminal can draw bars, a line says so often how far it is."""
 
 
 class _Clock(TimeElapsedColumn):
@@ -41,7 +41,7 @@ class Bars(Audience):
             _Clock(),
             console=console,
             refresh_per_second=4,
-            disable=not console.is_terminal,
+            disable=not console.is_interactive,
         )
         self._stage = self._add("making the network")
         self._bars: dict[str, TaskID] = {
@@ -55,7 +55,7 @@ class Bars(Audience):
         return self._progress.add_task(text, total=None, count="", comm="", loss="")
 
     def stage(self, text: str) -> None:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._progress.update(self._stage, description=text)
         else:
             self._console.print(text)
@@ -76,7 +76,7 @@ class Bars(Audience):
     def tick(self, entry: Entry, step: dict[str, Any]) -> None:
         loss = self._losses.get(entry.name, step["loss"]) * _SMOOTH + step["loss"] * (1 - _SMOOTH)
         self._losses[entry.name] = loss
-        if not self._console.is_terminal and time.monotonic() - self._told >= _LINE_SECONDS:
+        if not self._console.is_interactive and time.monotonic() - self._told >= _LINE_SECONDS:
             self._told = time.monotonic()
             of = "" if self._steps is None else f" of about {self._steps}"
             self._console.print(f"  {entry.label}: step {step['step'] + 1}{of}", highlight=False)

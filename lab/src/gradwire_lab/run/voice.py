@@ -12,7 +12,7 @@ __all__ = ["Voice"]
 
 
 class Voice(Audience):
-    """A voice shows stages and rounds; where there is no terminal, stages only."""
+    """A voice shows stages and rounds; where no line can be drawn anew, stages only."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -21,17 +21,17 @@ class Voice(Audience):
 
     def stage(self, text: str) -> None:
         self._stage = text
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._status.update(Text(text))
         else:
             self._console.print(Text(text), highlight=False, soft_wrap=True)
 
     def tick(self, contestant: str, done: int) -> None:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._status.update(Text(f"{self._stage}: {contestant} {done}"))
 
     def __enter__(self) -> Voice:
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._status.start()
         return self
 
