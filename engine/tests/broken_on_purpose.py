@@ -778,7 +778,7 @@ BREAKS = (
         0,
         "own losses take a tenth of the room, whatever queue they met",
         PROTO + "congestion/loss_law.cc",
-        "std::min(left, std::max(most, room_ / 2))",
+        "std::min(left, std::max(most, room_ / kMostCut))",
         "left",
         "engine/tests/test_part_congestion.py",
     ),

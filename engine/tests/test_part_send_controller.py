@@ -119,7 +119,9 @@ def test_heavy_loss_that_leaves_the_port_idle_leaves_the_pace() -> None:
     assert paced(sender, now) < 20 * RATE
 
 
-@pytest.mark.parametrize(("told", "gain"), [((1.0, 0.5), 1.07), ((1 / 16, 1.0), 1.0)])
+@pytest.mark.parametrize(
+    ("told", "gain"), [((1.0, 0.5), 1.07), ((1 / 16, 1.0), 1.0), ((0.0, 1.0), 0.99)]
+)
 def test_the_receiver_whose_port_bears_least_bounds_the_pace(
     told: tuple[float, float], gain: float
 ) -> None:

@@ -32,7 +32,7 @@ class LossLaw {
   // `evidence`: the packets that are lost, or expected to be in a trial, before it is judged.
   explicit LossLaw(double evidence);
 
-  // The share of the wanted queue, and of the pace above BtlBw, that the network has shown to bear.
+  // The share of the wanted queue that the network has shown to bear.
   double room() const { return room_; }
   // A trial of less room is under way, or has just shown that losses were this end's own.
   bool pressed() const { return trying_ ? !up_ : settling_ && own_until_ > 0; }
@@ -51,7 +51,7 @@ class LossLaw {
   double of_path() const { return of_path_; }
 
   // A switch has marked packets: its queue is shorter than the target.
-  void marked() { cut(0, room_); }
+  void marked() { cut(0); }
   // Counts packets. `queue`: how long packets queued, in nanoseconds, when some were lost.
   void count(double lost, double arrived, double queue) {
     lost_ += lost;
@@ -79,7 +79,7 @@ class LossLaw {
   void act(const Port& port, double loss, bool stands, Nanos now);
   void start_trial(const Port& port, double loss);
   void end_trial(bool others, bool stands, Nanos now);
-  void cut(double loss, double most);
+  void cut(double loss, double most = 1);
   void bear(double loss);
   void regain(Nanos now);
   void wait(Nanos now);

@@ -121,9 +121,10 @@ class SendController {
   Copies& copies(double rate, double unproven, Nanos now);
 
  private:
-  // The share of the wanted queue, and of the pace above BtlBw, that the ways from here bear.
+  // The share of the wanted queue that the ways from here bear.
   double bears() const { return std::min(window_.room(), least_told_); }
-  // The same above the least, which is what a policer is left with.
+  // The share of the pace above BtlBw that they bear: none with the least room, since a policer
+  // drops all of it.
   double spare() const { return (bears() - LossLaw::kLeast) / (1.0 - LossLaw::kLeast); }
   // In slow start on a long path, the pace is a multiple of a window per round.
   double ramp() const { return window_.ramps() ? SlowStart::kStillGrows : 1.0; }
