@@ -3,7 +3,6 @@
 #include "proto/congestion/competition.h"
 #include "proto/congestion/loss_count.h"
 #include "proto/congestion/queue_delay.h"
-#include "proto/congestion/rate_meter.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/rtt.h"
 
@@ -109,10 +108,9 @@ void LossLaw::start_trial(const Port& port, double loss) {
   before_ = loss;
   // Before BtlBw is known much more may have been sent than it.
   arrived_ = std::clamp(loss < kHeavyLoss ? 0.0 : port.use, 1.0 - loss, 1.0);
-  up_ = room_ <= kLeast && arrived_ >= kFullRate;
-  if (!up_) saved_ = room_;
+  saved_ = room_;
   const double tried = kTried * queue_ / static_cast<double>(port.target);
-  room_ = up_ ? saved_ : std::clamp(tried, kLeast, saved_);
+  room_ = std::clamp(tried, kLeast, saved_);
   trying_ = settling_ = true;
 }
 
@@ -120,8 +118,7 @@ void LossLaw::start_trial(const Port& port, double loss) {
 // the time.
 void LossLaw::end_trial(bool others, bool stands, Nanos now) {
   const double expected = packets_ * before_;
-  const bool changed =
-      expected >= evidence_ / 2 && (up_ ? lost_ > kOther * expected : kOther * lost_ < expected);
+  const bool changed = expected >= evidence_ / 2 && kOther * lost_ < expected;
   const bool own = changed || stands;
   left_ = own && !others ? pace() : 1.0;
   trying_ = false;
@@ -130,13 +127,7 @@ void LossLaw::end_trial(bool others, bool stands, Nanos now) {
   if (!others && own) {
     own_until_ = now + kOwn;
     of_path_ = 0;
-    if (up_) {
-      room_ = kLeast;
-      wait(now);
-      own_until_ = std::max(own_until_, again_);
-    } else {
-      cut(before_);
-    }
+    cut(before_);
   } else if (!others) {
     own_until_ = 0;
     of_path_ = before_;

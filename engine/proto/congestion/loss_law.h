@@ -35,7 +35,7 @@ class LossLaw {
   // The share of the wanted queue that the network has shown to bear.
   double room() const { return room_; }
   // A trial of less room is under way, or has just shown that losses were this end's own.
-  bool pressed() const { return trying_ ? !up_ : settling_ && own_until_ > 0; }
+  bool pressed() const { return trying_ || (settling_ && own_until_ > 0); }
   // Losses are known to be this end's own.
   bool own(Nanos now) const { return !trying_ && now < own_until_; }
   // Packets are lost, by the path or by this end, or a trial finds out by which. Own losses count
@@ -44,7 +44,7 @@ class LossLaw {
     return trying_ || of_path_ > 0 || now < own_until_ || (own_until_ > 0 && room_ < 1);
   }
   // The share of BtlBw that may be sent: a trial sends as much as has arrived.
-  double pace() const { return trying_ && !up_ ? arrived_ : 1.0; }
+  double pace() const { return trying_ ? arrived_ : 1.0; }
   // The share of BtlBw that such a trial has left of it; 1 after it was asked for.
   double left() { return std::exchange(left_, 1.0); }
   // The share of packets that the path loses whatever is sent; 0 where none is known.
@@ -91,7 +91,6 @@ class LossLaw {
 
   // The present trial.
   bool trying_ = false;
-  bool up_ = false;        // of more room, since there cannot be less
   double before_ = 0;      // share lost before it
   double arrived_ = 1;     // share of BtlBw that arrived before it
   double saved_ = 1;       // room before it
