@@ -776,6 +776,22 @@ BREAKS = (
     ),
     Break(
         0,
+        "a trial of a few packets shows whose losses are",
+        PROTO + "congestion/loss_law.cc",
+        "expected >= kEvidence / 2;",
+        "true;",
+        "engine/tests/test_part_congestion.py",
+    ),
+    Break(
+        0,
+        "what heavy loss was taken for holds when little is left of it",
+        PROTO + "congestion/loss_law.cc",
+        "if (kOther * of_path_ < before_) again_ = 0;",
+        "",
+        "engine/tests/test_part_congestion.py",
+    ),
+    Break(
+        0,
         "own losses take a tenth of the room, whatever queue they met",
         PROTO + "congestion/loss_law.cc",
         "std::min(left, std::max(most, room_ / kMostCut))",

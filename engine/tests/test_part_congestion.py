@@ -670,13 +670,14 @@ def test_a_mark_takes_a_fifth_of_a_stretch() -> None:
 
 
 class Lossy:
-    """A network of 1,000 packets a judgement, whose loss follows from what is sent."""
+    """A network whose loss follows from what is sent; 1,000 packets a judgement unless told."""
 
     def __init__(self, loss: Callable[[LossLaw], float], queue: int = 0, least: int = 0) -> None:
         self.law = LossLaw(32)
         self.loss = loss
         self.queue = queue
         self.least = least
+        self.packets = 1_000
         self.now = MS
         self._judge(0.0)
 
@@ -689,7 +690,7 @@ class Lossy:
         for _ in range(times):
             share = self.loss(self.law)
             self.now += 20 * MS
-            self.law.count(1_000 * share, 1_000 * (1 - share), self.queue)
+            self.law.count(self.packets * share, self.packets * (1 - share), self.queue)
             for delay in (self.queue, self.least):
                 self.law.queued(delay)
             self._judge(share)
@@ -751,6 +752,26 @@ def test_losses_that_less_room_does_not_change_give_it_back() -> None:
     network.loss = lambda _: 0.05
     network.judge(500)
     assert network.law.of_path() == pytest.approx(0.05)
+    assert network.law.room() == 1
+
+
+def test_the_paths_loss_that_has_halved_is_tried_out_anew() -> None:
+    """Heavy loss waits ten seconds for another trial; what comes after it is another loss."""
+    network = Lossy(lambda _: 0.8)
+    network.judge(60)
+    assert network.law.of_path() == pytest.approx(0.8)
+    network.loss = lambda law: 0.1 if law.room() == 1 else 0.0
+    network.judge(40)
+    assert network.law.of_path() == 0
+    assert network.law.room() < 1
+
+
+@pytest.mark.parametrize(("packets", "of_path"), [(200, 0), (1_000, pytest.approx(0.02))])
+def test_a_trial_of_few_packets_shows_nothing(packets: int, of_path: float) -> None:
+    network = Lossy(lambda _: 0.02)
+    network.packets = packets
+    network.judge(20)
+    assert network.law.of_path() == of_path
     assert network.law.room() == 1
 
 

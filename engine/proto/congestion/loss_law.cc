@@ -115,23 +115,25 @@ void LossLaw::start_trial(const Port& port, double loss) {
 }
 
 // `others`: other traffic fills the queue, so the trial shows nothing. `stands`: a queue stood all
-// the time.
+// the time. A trial of too few packets shows nothing, either.
 void LossLaw::end_trial(bool others, bool stands, Nanos now) {
   const double expected = packets_ * before_;
-  const bool changed = expected >= evidence_ / 2 && kOther * lost_ < expected;
-  const bool own = changed || stands;
-  left_ = own && !others ? pace() : 1.0;
+  const bool shows = expected >= kEvidence / 2;
+  const bool own = !others && (stands || (shows && kOther * lost_ < expected));
+  left_ = own ? pace() : 1.0;
   trying_ = false;
   settling_ = true;
   room_ = saved_;
-  if (!others && own) {
+  if (own) {
     own_until_ = now + kOwn;
     of_path_ = 0;
     cut(before_);
   } else if (!others) {
-    own_until_ = 0;
-    of_path_ = before_;
-    if (before_ >= kHeavyLoss) pause_ = kLongestPause;
+    if (shows) {
+      own_until_ = 0;
+      of_path_ = before_;
+      if (before_ >= kHeavyLoss) pause_ = kLongestPause;
+    }
     wait(now);
   }
   begin(now);
@@ -144,12 +146,13 @@ void LossLaw::cut(double loss, double most) {
   room_ = std::max(kLeast, std::min(left, std::max(most, room_ / kMostCut)));
 }
 
-// Follows the path's loss downwards.
+// Follows the path's loss downwards. Once it is others than a trial has found, there may be
+// another.
 void LossLaw::bear(double loss) {
   of_path_ += std::min(0.0, loss - of_path_) / kSmoothing;
+  if (kOther * of_path_ < before_) again_ = 0;
   if (of_path_ >= kBorne / 2) return;
   of_path_ = 0;
-  again_ = 0;
   pause_ = kPatience;
 }
 

@@ -29,7 +29,11 @@ class LossLaw {
   // it a queue of 131 us at 1 Gbit/s loses a sixth of what four ranks send.
   static constexpr double kLeast = 1.0 / 16;
 
-  // `evidence`: the packets that are lost, or expected to be in a trial, before it is judged.
+  // Packets lost before a receiver finds out why, and twice what a trial must expect to lose if it
+  // shall show anything.
+  static constexpr double kEvidence = 32;
+
+  // `evidence`: the packets that are lost before it finds out why, and that a trial may wait for.
   explicit LossLaw(double evidence);
 
   // The share of the wanted queue that the network has shown to bear.
@@ -98,7 +102,7 @@ class LossLaw {
 
   Nanos heavy_since_ = 0;
   Nanos own_until_ = 0;  // losses are known to be this end's own
-  Nanos again_ = 0;      // when the next trial may begin, after one that was of no use
+  Nanos again_ = 0;      // when the next trial may begin, after one that found nothing own
   Nanos pause_;          // until then
 
   // Since the last judgement.

@@ -139,8 +139,8 @@ class SendController {
 
   // Packets of the first window: several go to each peer, and fit the shortest queues.
   static constexpr double kFirst = 32;
-  // Packets lost, or expected to be, before a trial is judged: more than a receiver's, since what
-  // is lost at its port is its matter first.
+  // Packets lost before a trial: more than a receiver waits for, since what is lost at its port is
+  // its matter first.
   static constexpr double kEvidence = LossMeter::kPackets;
   uint32_t wire_bytes_;  // of a full packet
   bool pacing_;

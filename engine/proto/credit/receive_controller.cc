@@ -14,10 +14,6 @@ constexpr double kTurnPace = 0.6;
 // a short queue takes an ACK for nine packets; with all of it slow ports lose some per cent.
 constexpr double kLeastTurn = 0.75;
 
-// Packets lost here, or expected to be, before a trial is judged; a sender waits for more, so that
-// its receivers find out first what their ports bear.
-constexpr double kEvidence = 32;
-
 // Bytes: the first window, and the smallest one. Several engines divide them. The first covers what
 // peers may send without having asked.
 double first_window(const ReceiveController::Setup& setup) {
@@ -39,8 +35,8 @@ ReceiveController::ReceiveController(const Setup& setup)
       server_(setup.server),
       target_(setup.target),
       many_(setup.server && GrantSlots::serve(setup.senders)),
-      window_(first_window(setup),
-              {first_window(setup), setup.buffer, setup.target, kEvidence, smallest_window(setup)}),
+      window_(first_window(setup), {first_window(setup), setup.buffer, setup.target,
+                                    LossLaw::kEvidence, smallest_window(setup)}),
       delay_(setup.endpoints),
       slots_(setup.endpoints) {}
 
