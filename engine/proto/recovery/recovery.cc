@@ -11,7 +11,7 @@ namespace {
 constexpr Nanos kReordering = 4;
 // Doublings of the time-out of a peer that is heard, and of a silent one, at most.
 constexpr uint32_t kHeardBackoff = 1;
-constexpr uint32_t kSilentBackoff = 8;
+constexpr uint32_t kSilentBackoff = 4;
 // The time-out of a peer that is heard is one part of so many of the time without an
 // acknowledgement, so the end of a burst is noticed that much later.
 constexpr Nanos kPartOfWait = 8;
