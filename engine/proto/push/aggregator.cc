@@ -99,15 +99,15 @@ Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
                                    std::span<const uint8_t> payload, bool stashed) {
   const Worker& w = worker_[worker];
   if (w.decided.test(local)) return Added::ignored;
-  if (turns_) {
-    const bool later = waits(worker, local, payload);
-    if (later && !stashed && !turns_->has_room(payload)) return Added::no_memory;
-    count(worker, local);
-    later ? turns_->keep(local, worker, payload) : add_in_order(worker, local, payload);
-  } else {
+  const bool later = turns_ && waits(worker, local, payload);
+  if (later && !stashed && !turns_->has_room(payload)) return Added::no_memory;
+  count(worker, local);
+  if (later)
+    turns_->keep(local, worker, payload);
+  else if (turns_)
+    add_in_order(worker, local, payload);
+  else
     add_payload(local, payload.data());
-    count(worker, local);
-  }
   decide(worker, local);
   return Added::counted;
 }
@@ -130,13 +130,13 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
   run_.clear();
   uint16_t turn = turns_->turn(local);
   for (; turn < workers_ && worker_[turn].counted.test(local); turn = turns_->pass(local)) {
-    const bool mine = turn == self_;
-    const uint8_t* values = turn == worker ? payload.data() : nullptr;
-    if (!mine && turn != worker) values = turns_->take(local, turn);
+    const uint8_t* const values = turn == self_    ? sum_.own(local)
+                                  : turn == worker ? payload.data()
+                                                   : turns_->take(local, turn);
     if (plain)
-      run_.push_back(mine ? sum_.plain_own(local) : values);
+      run_.push_back(values);
     else
-      mine ? add_own(local) : add_payload(local, values);
+      add_payload(local, values);
   }
   contributors_[local] = turn;
   if (plain)
@@ -147,15 +147,13 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
 // An own contribution that would begin a sum is left where it is until the next one arrives, so
 // that an op begins without a pass over memory.
 void Aggregator::add_own(uint32_t local) {
-  if (contributors_[local]++)
-    sum_.add_own(local);
-  else
-    own_left_[local] = 1;
+  if (contributors_[local]) return add_payload(local, sum_.own(local));
+  own_left_[local] = 1;
+  ++contributors_[local];
 }
 
 void Aggregator::add_payload(uint32_t local, const uint8_t* payload) {
-  if (own_left_[local]) {
-    own_left_[local] = 0;
+  if (std::exchange(own_left_[local], 0)) {
     sum_.start_pair(local, payload);
   } else if (contributors_[local] == 0) {
     sum_.start(local, payload);
@@ -186,19 +184,13 @@ void Aggregator::finish(uint32_t local) {
   --undecided_;
   const uint16_t contributors = contributors_[local];
   if (contributors == 0) return;
-  if (own_left_[local]) {
-    sum_.start_with_own(local);
-    own_left_[local] = 0;
-  }
-  if (turns_ && plan_.format.plain()) {
-    finished_.push_back(shard_.begin + local);  // scaled with its last contribution
-    return;
-  }
+  finished_.push_back(shard_.begin + local);
+  if (turns_ && plan_.format.plain()) return;  // scaled with its last contribution
+  if (own_left_[local]) sum_.start(local, sum_.own(local));
   double factor = plan_.scale;
   if (plan_.fill == Fill::mean)
     factor *= static_cast<double>(workers_) / static_cast<double>(contributors);
   sum_.finish(local, factor);
-  finished_.push_back(shard_.begin + local);
 }
 
 // Closes a worker's region if its time has come: what is missing of it is decided.

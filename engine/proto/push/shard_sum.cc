@@ -26,7 +26,6 @@ ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
     need_sums();
   if (!plan.format.plain()) {
     decoded_.resize(grid.chunk_elements);
-    own_values_.resize(grid.chunk_elements);
     payload_.resize(plan.format.bytes(grid.chunk_elements));
   }
   if (!encodes_) return;
@@ -43,34 +42,19 @@ void ShardSum::need_sums() {
   if (sum_.empty()) sum_ = memory_.sums.take(elements_);
 }
 
-const float* ShardSum::own(uint32_t local) {
-  const float* values = own_.floats(grid_.offset[begin_ + local]);
-  if (plan_.format.plain()) return values;
+const uint8_t* ShardSum::own(uint32_t local) {
+  if (own_.are_payloads(plan_.format)) return own_memory(local);
+  const float* const values = own_.floats(grid_.offset[begin_ + local]);
   codec::encode(plan_.format, values, length(local), payload_.data());
-  codec::decode(plan_.format, payload_.data(), length(local), own_values_.data());
-  return own_values_.data();
+  return payload_.data();
 }
 
 void ShardSum::start(uint32_t local, const uint8_t* payload) {
   codec::decode(plan_.format, payload, length(local), sum(local));
 }
 
-void ShardSum::start_with_own(uint32_t local) {
-  if (own_.narrow)
-    start(local, own_memory(local));
-  else
-    std::memcpy(sum(local), own(local), codec::f32_bytes(length(local)));
-}
-
 void ShardSum::add(uint32_t local, const uint8_t* payload) {
   reduce::add(plan_.format, sum(local), payload, length(local), decoded_.data());
-}
-
-void ShardSum::add_own(uint32_t local) {
-  if (own_.narrow)
-    add(local, own_memory(local));
-  else
-    reduce::add(sum(local), own(local), length(local));
 }
 
 void ShardSum::start_pair(uint32_t local, const uint8_t* payload) {
@@ -78,7 +62,7 @@ void ShardSum::start_pair(uint32_t local, const uint8_t* payload) {
     reduce::add_pair(sum(local), own(local), payload, length(local));
     return;
   }
-  start_with_own(local);
+  start(local, own(local));
   add(local, payload);
 }
 

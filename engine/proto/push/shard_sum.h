@@ -32,18 +32,17 @@ class ShardSum {
   // ---- contributions; chunks are counted from the shard's first
   // The first contribution.
   void start(uint32_t local, const uint8_t* payload);
-  void start_with_own(uint32_t local);
   void add(uint32_t local, const uint8_t* payload);
-  void add_own(uint32_t local);
-  // Adds a payload to the own values in one pass, as the first two contributions.
+  // Adds a payload to the own values, in one pass if they are plain, as the first two
+  // contributions.
   void start_pair(uint32_t local, const uint8_t* payload);
+  // The own worker's chunk as others would receive it; valid until the next call.
+  const uint8_t* own(uint32_t local);
 
   // Adds contributions in their order, in one pass. `begun`: to the sum of those before. `factor`:
   // of the sum, where these are the last. Payloads are plain.
   void add_run(uint32_t local, bool begun, std::span<const void* const> parts,
                std::optional<double> factor);
-  // The own values, where pushes are not encoded.
-  const void* plain_own(uint32_t local) const { return own_memory(local); }
 
   // ---- the result
   // Results are where the own values were.
@@ -68,9 +67,6 @@ class ShardSum {
   size_t place(uint32_t local) const { return grid_.offset[begin_ + local] - grid_.offset[begin_]; }
   const float* sum(uint32_t local) const { return sum_.data() + place(local); }
   float* sum(uint32_t local) { return sum_.data() + place(local); }
-  // The own worker's chunk as others would receive it, which are not narrow; valid until the next
-  // call.
-  const float* own(uint32_t local);
   uint8_t* own_memory(uint32_t local) const { return own_.at(grid_.offset[begin_ + local]); }
   bool keeps_error() const { return encodes_ && !own_.narrow; }
   void encode(uint32_t local);
@@ -90,8 +86,7 @@ class ShardSum {
   Zeroed<uint8_t> results_;          // encoded results
   std::vector<uint64_t> result_at_;  // by chunk: its place in results_
   std::vector<float> decoded_;       // scratch: one chunk
-  std::vector<float> own_values_;    // scratch: one chunk
-  std::vector<uint8_t> payload_;     // scratch: one chunk
+  std::vector<uint8_t> payload_;     // scratch: one own chunk
   std::vector<const void*> parts_;   // scratch: contributions of one chunk
 };
 
