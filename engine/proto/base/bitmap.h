@@ -1,6 +1,7 @@
 // Bitmap is a set of small integers below a fixed size, one bit each.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -21,6 +22,9 @@ class Bitmap {
     const bool fresh = !(words_[i / 64] & bit);
     words_[i / 64] |= bit;
     return fresh;
+  }
+  bool any() const {
+    return std::ranges::any_of(words_, [](uint64_t word) { return word != 0; });
   }
   size_t size() const { return size_; }
 

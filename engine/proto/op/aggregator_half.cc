@@ -1,6 +1,7 @@
 #include "proto/op/aggregator_half.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "proto/pull/pull_sender.h"
 #include "proto/push/push_list.h"
@@ -64,23 +65,18 @@ Aggregator::Added AggregatorHalf::add(uint16_t worker, const wire::Header& heade
 }
 
 bool AggregatorHalf::open(uint16_t worker, const Open& open, wire::Reader& rest, Nanos now) {
-  std::vector<uint32_t> critical;
-  if (open.has_critical) {
-    Bitmap bits(shard().size());
-    if (!read_bitmap(rest, bits)) return false;
-    for (uint32_t i = 0; i < shard().size(); ++i)
-      if (bits.test(i)) critical.push_back(shard().begin + i);
-  }
+  Bitmap critical(shard().size());
+  if (open.has_critical && !read_bitmap(rest, critical)) return false;
   votes_[worker] = open.stats;
   longest_[worker] = open.longest;
-  sum_.open(worker, critical, now);
+  sum_.open(worker, std::move(critical), now);
   return true;
 }
 
 void AggregatorHalf::open_own(uint16_t longest, Nanos now) {
   votes_[config_.endpoint] = spec_.stats;
   longest_[config_.endpoint] = longest;
-  sum_.open(config_.endpoint, spec_.critical, now);
+  sum_.open(config_.endpoint, shard().set_of(spec_.critical), now);
 }
 
 void AggregatorHalf::answer(uint16_t worker) {
@@ -148,8 +144,7 @@ void AggregatorHalf::send_close() {
   const bool lossy = spec_.plan.pull == Pull::lossy;
   out_.recount_all |= lossy;
   if (!ends_with_close(spec_.plan)) return;
-  Bitmap applied(shard().size());
-  for (uint32_t c : sum_.finished()) applied.set(c - shard().begin);
+  const Bitmap applied = shard().set_of(sum_.finished());
   const Bitmap needed = lossy ? needed_results() : Bitmap();
   for (uint16_t w = 0; w < config_.workers; ++w) {
     if (w == config_.endpoint) {

@@ -14,10 +14,8 @@ static_assert(sizeof(Open) == 3 * 8 + sizeof(Stats) + 4 + 2 * 2);
 
 std::vector<uint8_t> open_body(const OpSpec& spec, uint64_t hash, const Grid::Shard& shard,
                                std::span<const uint8_t> plan, uint16_t longest) {
-  Bitmap critical(shard.size());
-  bool any = false;
-  for (uint32_t c : spec.critical)
-    if (c >= shard.begin && c < shard.end) any |= critical.set(c - shard.begin);
+  const Bitmap critical = shard.set_of(spec.critical);
+  const bool any = critical.any();
   Body body;
   body.put(Open{hash, spec.step, spec.plan.elements, spec.stats, static_cast<uint32_t>(plan.size()),
                 any, longest});

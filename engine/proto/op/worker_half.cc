@@ -11,7 +11,7 @@ namespace gradwire {
 
 WorkerHalf::WorkerHalf(const OpSpec& spec, const Grid& grid, const EndpointConfig& config,
                        Outbox& out)
-    : spec_(spec), grid_(grid), config_(config), out_(out), messages_(grid.shards.size()) {
+    : spec_(spec), grid_(grid), config_(config), out_(out) {
   // Extra chunks cost more than they save where several workers pull. A chunk that some workers
   // left out and others sent is pulled by all, and becomes final only when the regions of those
   // without it close.
@@ -19,8 +19,8 @@ WorkerHalf::WorkerHalf(const OpSpec& spec, const Grid& grid, const EndpointConfi
   push_.reserve(grid.shards.size());
   for (const Grid::Shard& shard : grid.shards) {
     const bool own = push_.size() == config.aggregator_at(config.endpoint);
-    push_.push_back(
-        make_push_sender(spec.plan, grid, shard, spec.critical, spec.priorities, may_differ));
+    PushList list(spec.plan, grid, shard, shard.set_of(spec.critical), spec.priorities);
+    push_.push_back(make_push_sender(spec.plan, grid, shard, std::move(list), may_differ));
     pull_.emplace_back(spec.plan, grid, shard, own);
   }
 }
@@ -28,8 +28,7 @@ WorkerHalf::WorkerHalf(const OpSpec& spec, const Grid& grid, const EndpointConfi
 bool WorkerHalf::on_pull(uint16_t aggregator, uint32_t chunk, std::span<const uint8_t> payload,
                          Nanos now) {
   const Grid::Shard& shard = grid_.shards[aggregator];
-  if (chunk < shard.begin || chunk >= shard.end ||
-      !codec::valid(spec_.plan.format, payload, grid_.length(chunk)))
+  if (!shard.contains(chunk) || !codec::valid(spec_.plan.format, payload, grid_.length(chunk)))
     return false;
   PullReceiver& pull = pull_[aggregator];
   if (!pull.takes_results()) return false;
@@ -42,14 +41,14 @@ bool WorkerHalf::on_pull(uint16_t aggregator, uint32_t chunk, std::span<const ui
 }
 
 void WorkerHalf::take_own(uint16_t aggregator, uint32_t chunk, const uint8_t* payload, Nanos now) {
-  if (first_result_ == 0) first_result_ = now;
-  if (payload) apply(chunk, payload, now);
+  apply(chunk, payload, now);
   pull_[aggregator].insert(chunk);
 }
 
 // Writes a result over the worker's own values, which are decided by now.
 void WorkerHalf::apply(uint32_t chunk, const uint8_t* payload, Nanos now) {
   if (first_result_ == 0) first_result_ = now;
+  if (!payload) return;  // it is in place
   const codec::Format format = spec_.plan.result_format();
   uint8_t* const to = spec_.data.at(grid_.offset[chunk]);
   const uint32_t length = grid_.length(chunk);
@@ -66,9 +65,7 @@ bool WorkerHalf::on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
       (kind == wire::Kind::commit && spec_.plan.pull != Pull::committed) ||
       (kind == wire::Kind::fold && aggregator != 0))
     return false;
-  MessageReceiver& message = kind == wire::Kind::fold    ? fold_message_
-                             : kind == wire::Kind::close ? messages_[aggregator].close
-                                                         : messages_[aggregator].commit;
+  MessageReceiver& message = messages_[{kind, aggregator}];
   const auto result =
       message.part(part, payload, Outbox::part_bytes(config_.datagram_bytes), longest);
   if (result != MessageReceiver::Result::complete)
@@ -81,11 +78,6 @@ bool WorkerHalf::on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
   if (!read_fold(reader, fold)) return false;
   on_fold(fold);
   return true;
-}
-
-void WorkerHalf::on_fold(const Fold& fold) {
-  fold_ = fold;
-  folded_ = true;
 }
 
 bool WorkerHalf::on_commit(uint16_t aggregator, wire::Reader& reader) {
@@ -134,7 +126,7 @@ bool WorkerHalf::complete(bool sums_final, Nanos now) {
     while (pushed_ < aggregators() && push_[pushed_]->settled()) ++pushed_;
     if (pushed_ == aggregators()) push_done_ = now;
   }
-  if (!folded_) return false;
+  if (!fold_) return false;
   while (complete_ < aggregators() && pull_[complete_].complete()) ++complete_;
   return complete_ == aggregators();
 }
@@ -143,8 +135,8 @@ void WorkerHalf::report(OpReport& report, Nanos started, Nanos now) const {
   report.op = spec_.op;
   report.step = spec_.step;
   report_chunks(report);
-  report.stats = fold_.stats;
-  report.datagram_bytes = fold_.agreed ? fold_.agreed : config_.datagram_bytes;
+  report.stats = fold_->stats;
+  report.datagram_bytes = fold_->agreed ? fold_->agreed : config_.datagram_bytes;
   OpCost& cost = report.cost;
   cost.total = now - started;
   cost.push = push_done_ ? push_done_ - started : cost.total;

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "proto/base/config.h"
@@ -37,7 +40,7 @@ class WorkerHalf {
   // Takes a part of CLOSE, COMMIT or FOLD. `longest`: bytes of a message of this op at most.
   bool on_message(uint16_t aggregator, wire::Kind kind, uint32_t part,
                   std::span<const uint8_t> payload, uint64_t longest);
-  void on_fold(const Fold& fold);
+  void on_fold(const Fold& fold) { fold_ = fold; }
   // Takes a result that was summed in this process. `payload`: null where it is in place.
   void take_own(uint16_t aggregator, uint32_t chunk, const uint8_t* payload, Nanos now);
   // Answers what an aggregator has sent of a lossy pull. Before CLOSE it is not known how many
@@ -51,17 +54,12 @@ class WorkerHalf {
   bool complete(bool sums_final, Nanos now);
   // True when it lacks something that only this aggregator can send.
   bool needs(uint16_t aggregator) const {
-    return !pull_[aggregator].complete() || (aggregator == 0 && !folded_);
+    return !pull_[aggregator].complete() || (aggregator == 0 && !fold_);
   }
   // Writes what became of the chunks, and the times since `started`.
   void report(OpReport& report, Nanos started, Nanos now) const;
 
  private:
-  // Messages of one aggregator.
-  struct Messages {
-    MessageReceiver close;
-    MessageReceiver commit;
-  };
   bool on_close(uint16_t aggregator, wire::Reader& reader);
   bool on_commit(uint16_t aggregator, wire::Reader& reader);
   void apply(uint32_t chunk, const uint8_t* payload, Nanos now);
@@ -74,10 +72,8 @@ class WorkerHalf {
   // By aggregator.
   std::vector<std::unique_ptr<ChunkSender>> push_;
   std::vector<PullReceiver> pull_;
-  std::vector<Messages> messages_;
-  MessageReceiver fold_message_;
-  Fold fold_;
-  bool folded_ = false;
+  std::map<std::pair<wire::Kind, uint16_t>, MessageReceiver> messages_;  // CLOSE, COMMIT, FOLD
+  std::optional<Fold> fold_;
   bool done_ = false;
   uint16_t pushed_ = 0;    // aggregators below it need no more of the push
   uint16_t complete_ = 0;  // aggregators below it have sent all that is needed

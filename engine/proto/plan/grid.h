@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "proto/base/bitmap.h"
 #include "proto/plan/plan.h"
 
 namespace gradwire {
@@ -17,6 +19,14 @@ struct Grid {
     uint32_t begin = 0;  // chunk ids [begin, end)
     uint32_t end = 0;
     uint32_t size() const { return end - begin; }
+    bool contains(uint32_t chunk) const { return chunk >= begin && chunk < end; }
+    // Those of these chunks that are in the shard, counted from its first.
+    Bitmap set_of(std::span<const uint32_t> chunks) const {
+      Bitmap set(size());
+      for (const uint32_t c : chunks)
+        if (contains(c)) set.set(c - begin);
+      return set;
+    }
     // The part of one of several engines: parts are alike within a chunk, and cover it in order.
     Shard part_of(uint16_t engine, uint16_t engines) const {
       const auto cut = [&](uint32_t n) {

@@ -1,5 +1,7 @@
 #include "proto/push/aggregator.h"
 
+#include <algorithm>
+
 #include "codec/codec.h"
 #include "proto/push/push_list.h"
 #include "reduce/accumulate.h"
@@ -33,17 +35,16 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
   finished_.reserve(shard.size());
 }
 
-void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos now) {
+void Aggregator::open(uint16_t worker, Bitmap critical, Nanos now) {
   Worker& w = worker_[worker];
   if (w.opened) return;
   w.opened = true;
   ++opened_;
   rule_.start(Clock::open, worker, now);
-  for (uint32_t c : critical) {
-    if (c < shard_.begin || c >= shard_.end) continue;
-    const uint32_t local = c - shard_.begin;
-    if (w.critical.set(local) && !w.counted.test(local)) ++w.regions[grid_.region[c]].critical_left;
-  }
+  w.critical = std::move(critical);
+  for (uint32_t local = 0; local < shard_.size(); ++local)
+    if (w.critical.test(local) && !w.counted.test(local))
+      ++w.regions[grid_.region[shard_.begin + local]].critical_left;
   if (worker == self_) accept_own(now);
   if (rule_.applies()) close_due(CloseRule::Concerns::all, worker, now);
 }
@@ -63,10 +64,8 @@ void Aggregator::accept_own(Nanos now) {
     }
     return;
   }
-  std::vector<uint32_t> critical;
-  for (uint32_t local = 0; local < shard_.size(); ++local)
-    if (worker_[self].critical.test(local)) critical.push_back(shard_.begin + local);
-  for (uint32_t c : PushList(plan_, grid_, shard_, critical, own_priorities_).sent) {
+  const PushList list(plan_, grid_, shard_, worker_[self].critical, own_priorities_);
+  for (uint32_t c : list.sent) {
     const uint32_t local = c - shard_.begin;
     if (worker_[self].decided.test(local)) continue;
     add_own(local);
@@ -79,7 +78,7 @@ void Aggregator::accept_own(Nanos now) {
 
 Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload,
                                   bool tail, Nanos now, bool stashed) {
-  if (chunk < shard_.begin || chunk >= shard_.end) return Added::malformed;
+  if (!shard_.contains(chunk)) return Added::malformed;
   if (!codec::valid(plan_.format, payload, grid_.length(chunk))) return Added::malformed;
   const uint32_t local = chunk - shard_.begin;
   if (!rule_.applies()) return take(worker, local, payload, stashed);
@@ -225,7 +224,7 @@ void Aggregator::on_timer(Nanos now) {
 }
 
 bool Aggregator::forgive(uint16_t worker, uint32_t chunk) {
-  if (chunk < shard_.begin || chunk >= shard_.end || plan_.spend != Spend::lost) return false;
+  if (!shard_.contains(chunk) || plan_.spend != Spend::lost) return false;
   const uint32_t local = chunk - shard_.begin;
   Worker& w = worker_[worker];
   if (w.decided.test(local)) return true;  // it arrived after all, or was forgiven before
@@ -242,9 +241,8 @@ bool Aggregator::forgive(uint16_t worker, uint32_t chunk) {
 }
 
 bool Aggregator::critical(uint32_t chunk) const {
-  for (const Worker& w : worker_)
-    if (w.critical.test(chunk - shard_.begin)) return true;
-  return false;
+  return std::ranges::any_of(
+      worker_, [&](const Worker& w) { return w.critical.test(chunk - shard_.begin); });
 }
 
 Bitmap Aggregator::missing(uint16_t worker) const {

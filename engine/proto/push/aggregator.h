@@ -35,8 +35,8 @@ class Aggregator {
   Aggregator(const Aggregator&) = delete;
   Aggregator& operator=(const Aggregator&) = delete;
 
-  // Takes a worker's OPEN. `critical`: the ids of this worker's chunks that must count.
-  void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
+  // Takes a worker's OPEN. `critical`: this worker's chunks of the shard that must count.
+  void open(uint16_t worker, Bitmap critical, Nanos now);
   bool opened(uint16_t worker) const { return worker_[worker].opened; }
   // True when every worker's OPEN has arrived. Only then is it known which chunks are critical.
   bool all_opened() const { return opened_ == workers_; }

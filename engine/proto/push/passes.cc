@@ -70,12 +70,9 @@ bool PassSender::bitmap_part(uint32_t pass, uint32_t index, std::span<const uint
 
 // Starts the next pass with the missing chunks, in the order of the first pass.
 bool PassSender::begin_pass(const Bitmap& missing) {
-  bool any = false;
-  for (size_t i = 0; i < state_.size(); ++i) {
+  if (!missing.any()) return false;  // a receiver that misses nothing sends STOP
+  for (size_t i = 0; i < state_.size(); ++i)
     if (missing.test(i) && state_[i] == State::absent) return false;
-    any |= missing.test(i);
-  }
-  if (!any) return false;  // a receiver that misses nothing sends STOP
   std::vector<uint32_t> next;
   for (const uint32_t chunk : list_) {
     if (state(chunk) != State::open) continue;

@@ -13,19 +13,18 @@ bool eager_from_start(const Plan& plan) {
          plan.schedule[0].delay == 0 && plan.schedule[0].fraction == ScheduleStep::kOneMinusBound;
 }
 
-PushList::PushList(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                   std::span<const uint32_t> ids, std::span<const uint8_t> priorities)
-    : sent(send_order(plan, shard)), critical(shard.size()) {
+PushList::PushList(const Plan& plan, const Grid& grid, const Grid::Shard& shard, Bitmap ones,
+                   std::span<const uint8_t> priorities)
+    : sent(send_order(plan, shard)), critical(std::move(ones)) {
   if (plan.order == Order::priority) by_priority(sent, priorities);
-  for (uint32_t c : ids)
-    if (c >= shard.begin && c < shard.end) critical[c - shard.begin] = 1;
-  std::ranges::stable_partition(sent, [&](uint32_t c) { return critical[c - shard.begin] != 0; });
+  std::ranges::stable_partition(sent, [&](uint32_t c) { return critical.test(c - shard.begin); });
   if (!eager_from_start(plan)) return;
   const std::vector<ShardRegion> regions = shard_regions(plan, grid, shard);
   std::vector<uint64_t> elements(regions.size());
   for (uint32_t c : std::exchange(sent, {})) {
     const uint32_t r = grid.region[c];
-    if (!critical[c - shard.begin] && elements[r] >= regions[r].elements - regions[r].losable) {
+    if (!critical.test(c - shard.begin) &&
+        elements[r] >= regions[r].elements - regions[r].losable) {
       spares.push_back(c);
       continue;
     }

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "proto/base/bitmap.h"
 #include "proto/plan/grid.h"
 #include "proto/plan/plan.h"
 
@@ -19,12 +20,12 @@ bool eager_from_start(const Plan& plan);
 // only as much of each region is sent as the close asks for. All workers then leave out the same
 // chunks, or with classes each its own last ones.
 struct PushList {
-  PushList(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-           std::span<const uint32_t> critical, std::span<const uint8_t> priorities = {});
+  PushList(const Plan& plan, const Grid& grid, const Grid::Shard& shard, Bitmap critical,
+           std::span<const uint8_t> priorities = {});
 
   std::vector<uint32_t> sent;
-  std::vector<uint32_t> spares;   // the chunks left out
-  std::vector<uint8_t> critical;  // by chunk of the shard
+  std::vector<uint32_t> spares;  // the chunks left out
+  Bitmap critical;               // chunks of the shard
 };
 
 }  // namespace gradwire

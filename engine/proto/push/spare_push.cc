@@ -31,7 +31,7 @@ ChunkSender::Slice SparePush::next(size_t most, bool fresh) {
 void SparePush::lost(uint32_t chunk, Again why) {
   if (state(chunk) != State::flight) return;
   if (why == Again::lost) losing_ = true;
-  if (why == Again::repeat && losing_ && !critical_[chunk - begin_]) return doubt(chunk);
+  if (why == Again::repeat && losing_ && !critical_.test(chunk - begin_)) return doubt(chunk);
   StreamPush::lost(chunk, why);
 }
 

@@ -38,7 +38,7 @@ void StreamPush::acked(std::span<const uint32_t> chunks) {
 
 // Spend lost: F forgiven, R received and this chunk's l elements must keep F + l <= p (R + F + l).
 bool StreamPush::room(uint32_t chunk) const {
-  if (critical_[chunk - begin_]) return false;
+  if (critical_.test(chunk - begin_)) return false;
   const uint32_t r = grid_.region[chunk];
   const Ledger& ledger = ledger_[r];
   const uint64_t spent = ledger.forgiven + grid_.length(chunk);

@@ -29,8 +29,8 @@ class StreamPush : public StreamSender {
 
   const Plan& plan_;
   std::vector<uint32_t> sent_;
-  std::vector<uint8_t> critical_;  // by chunk of the shard
-  size_t due_;                     // chunks of the list, and spares that have gone
+  Bitmap critical_;  // chunks of the shard
+  size_t due_;       // chunks of the list, and spares that have gone
 
  private:
   struct Ledger {

@@ -70,7 +70,8 @@ void bind_push(nb::module_& module) {
           [](StreamPush* self, const Plan& plan, const Grid& grid, size_t aggregator,
              const std::vector<uint32_t>& critical) {
             const Grid::Shard& shard = grid.shards.at(aggregator);
-            new (self) StreamPush(plan, grid, shard, PushList(plan, grid, shard, critical));
+            new (self)
+                StreamPush(plan, grid, shard, PushList(plan, grid, shard, shard.set_of(critical)));
           },
           "plan"_a, "grid"_a, "aggregator"_a, "critical"_a = std::vector<uint32_t>{},
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
@@ -80,14 +81,17 @@ void bind_push(nb::module_& module) {
           [](SparePush* self, const Plan& plan, const Grid& grid, size_t aggregator,
              const std::vector<uint32_t>& critical) {
             const Grid::Shard& shard = grid.shards.at(aggregator);
-            new (self) SparePush(plan, grid, shard, PushList(plan, grid, shard, critical));
+            new (self)
+                SparePush(plan, grid, shard, PushList(plan, grid, shard, shard.set_of(critical)));
           },
           "plan"_a, "grid"_a, "aggregator"_a, "critical"_a = std::vector<uint32_t>{},
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
   module.def(
       "make_push_sender",
       [](const Plan& plan, const Grid& grid, size_t aggregator, bool may_differ) {
-        return make_push_sender(plan, grid, grid.shards.at(aggregator), {}, {}, may_differ);
+        const Grid::Shard& shard = grid.shards.at(aggregator);
+        PushList list(plan, grid, shard, shard.set_of({}));
+        return make_push_sender(plan, grid, shard, std::move(list), may_differ);
       },
       "plan"_a, "grid"_a, "aggregator"_a, "may_differ"_a, nb::keep_alive<0, 1>(),
       nb::keep_alive<0, 2>());
@@ -140,7 +144,7 @@ void bind_push(nb::module_& module) {
       .def(
           "open",
           [](Aggregator& self, uint16_t worker, const std::vector<uint32_t>& critical, Nanos now) {
-            self.open(worker, critical, now);
+            self.open(worker, to_bitmap(self.counted(worker).size(), critical), now);
           },
           "worker"_a, "critical"_a, "now"_a)
       .def(
