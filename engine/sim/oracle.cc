@@ -26,6 +26,13 @@ bool goes_by_time(const Plan& plan, uint32_t region) {
   });
 }
 
+// The shard of a chunk; null where another engine has it.
+const Grid::Shard* shard_of(const Grid& grid, uint32_t chunk) {
+  const auto found = std::ranges::find_if(
+      grid.shards, [chunk](const Grid::Shard& shard) { return shard.contains(chunk); });
+  return found == grid.shards.end() ? nullptr : &*found;
+}
+
 bool same_bits(float a, float b) {
   // A NaN's payload depends on the order of operands, which IEEE 754 leaves open.
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
@@ -63,7 +70,7 @@ class OpCheck {
     if (plan_.pull == Pull::lossy) return check_lossy();
     if (config_.servers == 0) wrong = collect_withheld();
     for (uint32_t c = 0; c < grid_.chunks() && wrong.empty(); ++c) {
-      if (grid_.holds(c)) wrong = check_chunk(c, outcomes_[0]);
+      if (shard_of(grid_, c)) wrong = check_chunk(c, outcomes_[0]);
     }
     if (wrong.empty()) wrong = check_pull_bound();
     return wrong;
@@ -75,7 +82,7 @@ class OpCheck {
     for (size_t w = 0; w < outcomes_.size(); ++w) {
       const Outcome& outcome = outcomes_[w];
       for (uint32_t c = 0; c < grid_.chunks(); ++c) {
-        const bool own = config_.servers == 0 && grid_.aggregator_of(c) == w && grid_.holds(c);
+        const bool own = config_.servers == 0 && grid_.shards[w].contains(c);
         const float* const got = outcome.output->data() + grid_.offset[c];
         const std::string where = "rank " + std::to_string(w) + ", " + chunk_text(grid_, c) + ": ";
         if (own) {
@@ -179,7 +186,7 @@ class OpCheck {
       const OpReport& report = *outcomes_[w].report;
       size_t at = 0;
       for (const uint32_t c : report.withheld_chunks) {
-        if (c >= grid_.chunks() || grid_.aggregator_of(c) != w) {
+        if (!grid_.shards[w].contains(c)) {
           return "rank " + std::to_string(w) + " withholds a chunk that it does not aggregate";
         }
         if (at + grid_.length(c) > report.withheld_values.size()) {
@@ -310,7 +317,7 @@ class OpCheck {
   // The encoding's error of a result, where the aggregator is a worker; else null.
   const float* error_of(uint32_t c) const {
     if (config_.servers != 0 || plan_.result_format().plain()) return nullptr;
-    const OpReport& report = *outcomes_[grid_.aggregator_of(c)].report;
+    const OpReport& report = *outcomes_[shard_of(grid_, c) - grid_.shards.data()].report;
     return report.result_error.data() + (grid_.offset[c] - report.error_offset);
   }
 
@@ -378,7 +385,7 @@ std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
     return "delivered does not have one entry per region";
   }
   for (const uint32_t c : *outcome.critical) {
-    if (grid.holds(c) && report.counted[c] == 0)
+    if (shard_of(grid, c) && report.counted[c] == 0)
       return chunk_text(grid, c) + " is critical and did not count";
   }
   std::vector<uint64_t> missing(plan.regions.size());

@@ -54,11 +54,6 @@ Admission::Own Admission::take(const Own& own) {
   return taken;
 }
 
-std::vector<Admission::Own> Admission::take_all() {
-  std::deque<Own> all = std::exchange(own_, {});
-  return {std::make_move_iterator(all.begin()), std::make_move_iterator(all.end())};
-}
-
 // The OPENs of a lane's next op may take all free memory, because nothing goes on without that op.
 Admission::Took Admission::add_open(uint64_t id, uint16_t worker, uint32_t part,
                                     std::span<const uint8_t> payload, Failure& why) {

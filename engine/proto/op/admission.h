@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <vector>
+#include <utility>
 
 #include "proto/base/config.h"
 #include "proto/base/failure.h"
@@ -35,7 +35,7 @@ class Admission {
   // The own op that starts next, or null while memory lets none start. `why`: it never will.
   const Own* next_own(Failure& why) const;
   Own take(const Own& own);
-  std::vector<Own> take_all();
+  std::deque<Own> take_all() { return std::exchange(own_, {}); }
 
   // A worker's OPEN of an op that this server does not have yet; it contains the plan.
   using Opens = std::map<uint16_t, MessageReceiver>;  // by worker

@@ -30,7 +30,7 @@ class AggregatorHalf {
   AggregatorHalf(const OpSpec& spec, const Grid& grid, const EndpointConfig& config, Memory& memory,
                  WorkerHalf* own, Outbox& out);
 
-  const Aggregator& sum() const { return sum_; }
+  Aggregator& sum() { return sum_; }
   const Grid::Shard& shard() const { return grid_.shards[config_.shard()]; }
   // The sender of the results to a worker.
   ChunkSender& back(uint16_t worker) { return *back_[worker]; }
@@ -50,8 +50,6 @@ class AggregatorHalf {
   // Takes the rest of an OPEN; false when it is malformed.
   bool open(uint16_t worker, const Open& open, wire::Reader& rest, Nanos now);
   void open_own(uint16_t longest, Nanos now);
-  bool forgive(uint16_t worker, uint32_t chunk) { return sum_.forgive(worker, chunk); }
-  void on_timer(Nanos now) { sum_.on_timer(now); }
   // Answers a worker's push. In passes the answer waits for the worker's OPEN, without which no
   // region closes.
   void answer(uint16_t worker);

@@ -38,10 +38,8 @@ Op::Op(OpSpec what, const EndpointConfig& config, Memory& memory, bool works, Na
       reserved_(memory, memory_of(spec.plan, config)),
       deadline_(works && spec.timeout < kNever - now ? now + spec.timeout : kNever),
       left_(config.endpoints()) {
-  uint64_t chunks = 0;
-  for (const Grid::Shard& shard : grid.shards) chunks = std::max<uint64_t>(chunks, shard.size());
-  longest_message_ =
-      longest_message(spec.plan, chunks, config.servers ? spec.plan.serialize().size() : 0);
+  const uint32_t chunks = std::ranges::max(grid.shards, {}, &Grid::Shard::size).size();
+  longest_message_ = longest_message(spec.plan, chunks, config);
   if (works) worker_ = std::make_unique<WorkerHalf>(spec, grid, config, out);
   if (config.aggregates())
     aggregator_ = std::make_unique<AggregatorHalf>(spec, grid, config, memory, worker_.get(), out);
@@ -159,7 +157,7 @@ Fate Op::on_forgive(uint16_t worker, std::span<const uint8_t> payload, Nanos now
   wire::Reader reader(payload);
   while (!reader.rest().empty()) {
     const auto chunk = reader.get<uint32_t>();
-    if (aggregator_->forgive(worker, chunk)) continue;
+    if (aggregator_->sum().forgive(worker, chunk)) continue;
     out.fail({config_.name(worker) + " gave up chunk " + std::to_string(chunk) + " of step " +
                   std::to_string(spec.step) + ", which its bound does not allow",
               worker, Cause::bound});
@@ -234,7 +232,7 @@ Fate Op::on_pass_packet(uint16_t peer, const wire::Header& header, std::span<con
 
 bool Op::on_probe(uint16_t peer, const wire::Pass& pass) {
   const bool push = pass.way == wire::Way::push;
-  const uint16_t aggregator = push ? config_.shard() : config_.aggregator_at(peer);
+  const uint16_t aggregator = config_.aggregator_at(peer);
   PassReceiver* const passes =
       push ? aggregator_->passes(peer) : worker_->pull(aggregator).passes();
   if (!passes || !passes->probe(pass.number)) return false;
@@ -361,7 +359,7 @@ void Op::left(uint16_t peer) {
 
 void Op::on_timer(Nanos now) {
   if (!aggregator_ || aggregator_->sum().next_timer() > now) return;
-  aggregator_->on_timer(now);
+  aggregator_->sum().on_timer(now);
   after_sum(now);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "proto/base/config.h"
+#include "proto/op/op_messages.h"
 #include "proto/plan/grid.h"
 
 namespace gradwire {
@@ -59,8 +60,7 @@ uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
     results = std::min(encoded_bytes(plan, format, each, begin, end), (chunks + 2) * longest);
   }
   if (plan.pull == Pull::lossy && plan.control == Control::probe) of_worker_and_chunk += 5;
-  const uint64_t plan_bytes = config.servers ? plan.serialize().size() : 0;
-  const uint64_t of_worker = 1024 + longest_message(plan, chunks, plan_bytes) + 25 * regions;
+  const uint64_t of_worker = 1024 + longest_message(plan, chunks, config) + 25 * regions;
   return 4096 + codec::f32_bytes(elements) + results + scratch + 12 * all +
          8 * uint64_t{aggregators} + 72 * regions +
          chunks * (of_chunk + workers * of_worker_and_chunk) + workers * of_worker;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "proto/base/message.h"
-#include "proto/op/op_memory.h"
 #include "proto/plan/lanes.h"
 #include "proto/pull/pull_receiver.h"
 
@@ -64,20 +63,20 @@ bool read_fold(wire::Reader& reader, Fold& fold) {
 }
 
 // Chunks may be critical at some workers only; the bitmap always counts, so that all refuse alike.
-uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes) {
+uint64_t longest_message(const Plan& plan, uint64_t chunks, const EndpointConfig& config) {
   const uint64_t bitmap = (chunks + 7) / 8;
+  const uint64_t plan_bytes = config.servers ? plan.serialize().size() : 0;
   const uint64_t open = sizeof(Open) + plan_bytes + bitmap;
   const uint64_t close = (plan.pull == Pull::lossy ? 3 : 2) * bitmap;
   return ends_with_close(plan) ? std::max(open, close) : open;
 }
 
 std::string check_messages(const OpSpec& spec, const EndpointConfig& config) {
-  const uint64_t plan_bytes = config.servers ? spec.plan.serialize().size() : 0;
   if (spec.plan.datagram_bytes > config.datagram_bytes)
     return "plan: datagram_bytes is " + std::to_string(spec.plan.datagram_bytes) + "; at most " +
            std::to_string(config.datagram_bytes) + " are agreed";
   const uint64_t chunks = Grid::count(spec.plan, config.datagram_bytes);
-  const uint64_t longest = longest_message(spec.plan, chunks, plan_bytes);
+  const uint64_t longest = longest_message(spec.plan, chunks, config);
   if (longest <= kMaxMessage) return "";
   return op_name(spec.op) + ": " + std::to_string(chunks) +
          " chunks may have control messages of " + std::to_string(longest) + " bytes; at most " +

@@ -42,6 +42,8 @@ bool read_bitmap(wire::Reader& reader, Bitmap& bitmap);
 std::vector<uint8_t> fold_body(const Fold& fold);
 bool read_fold(wire::Reader& reader, Fold& fold);
 
+// The longest message (OPEN or CLOSE) of an op whose shards have at most this many chunks.
+uint64_t longest_message(const Plan& plan, uint64_t chunks, const EndpointConfig& config);
 // An empty string, or which message of the op would exceed kMaxMessage.
 std::string check_messages(const OpSpec& spec, const EndpointConfig& config);
 

@@ -80,12 +80,6 @@ uint64_t Grid::count(const Plan& plan, uint32_t agreed, uint64_t until) {
   return chunks;
 }
 
-uint16_t Grid::aggregator_of(uint32_t chunk) const {
-  const auto it = std::upper_bound(shards.begin(), shards.end(), chunk,
-                                   [](uint32_t c, const Shard& s) { return c < s.end; });
-  return static_cast<uint16_t>(it - shards.begin());
-}
-
 namespace {
 
 // splitmix64 shuffles by a seed that all workers share, so that all have the same order.

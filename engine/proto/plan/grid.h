@@ -56,12 +56,6 @@ struct Grid {
   uint32_t length(uint32_t chunk) const {
     return static_cast<uint32_t>(offset[chunk + 1] - offset[chunk]);
   }
-  uint16_t aggregator_of(uint32_t chunk) const;
-  // True for the chunks of this engine.
-  bool holds(uint32_t chunk) const {
-    const uint16_t aggregator = aggregator_of(chunk);
-    return aggregator < shards.size() && chunk >= shards[aggregator].begin;
-  }
   // The chunks of a region inside a shard.
   Shard part(const Shard& shard, uint32_t of_region) const;
 };

@@ -1,5 +1,6 @@
 #include "proto/plan/plan.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "proto/base/message.h"
@@ -70,33 +71,17 @@ bool read_tail(wire::Reader& reader, Plan& plan) {
   return true;
 }
 
-}  // namespace
-
-bool Plan::exact() const {
-  if (spend == Spend::nothing) return true;
-  for (const Region& r : regions)
-    if (r.bound > 0) return false;
-  return true;
-}
-
-std::string Plan::validate() const {
-  for (const auto check : {&Plan::check_regions, &Plan::check_schedule, &Plan::check_pull,
-                           &Plan::check_control, &Plan::check_datagrams, &Plan::check_shards})
-    if (std::string wrong = (this->*check)(); !wrong.empty()) return wrong;
-  return format.validate();
-}
-
-std::string Plan::check_regions() const {
-  if (elements == 0) return "elements is 0; a transfer has at least one element";
-  if (elements > kMaxElements)
-    return "elements is " + std::to_string(elements) + "; at most 2^36 are allowed";
-  if (regions.empty()) return "regions is empty; they must cover all elements";
-  if (regions.size() > kMaxRegions)
-    return "regions: " + std::to_string(regions.size()) + " given; at most 65536 are allowed";
+std::string check_regions(const Plan& plan) {
+  if (plan.elements == 0) return "elements is 0; a transfer has at least one element";
+  if (plan.elements > kMaxElements)
+    return "elements is " + std::to_string(plan.elements) + "; at most 2^36 are allowed";
+  if (plan.regions.empty()) return "regions is empty; they must cover all elements";
+  if (plan.regions.size() > kMaxRegions)
+    return "regions: " + std::to_string(plan.regions.size()) + " given; at most 65536 are allowed";
   uint64_t at = 0;
-  for (size_t i = 0; i < regions.size(); ++i) {
-    const Region& r = regions[i];
-    if (r.offset != at || r.length == 0 || r.length > elements - at)
+  for (size_t i = 0; i < plan.regions.size(); ++i) {
+    const Region& r = plan.regions[i];
+    if (r.offset != at || r.length == 0 || r.length > plan.elements - at)
       return "regions[" + std::to_string(i) + "] is [" + std::to_string(r.offset) + ", +" +
              std::to_string(r.length) +
              "); regions must cover [0, elements) in order, without gaps";
@@ -105,13 +90,13 @@ std::string Plan::check_regions() const {
              "; a bound is in [0, 1)";
     at += r.length;
   }
-  return at == elements ? "" : "regions end at " + std::to_string(at) + ", not at elements";
+  return at == plan.elements ? "" : "regions end at " + std::to_string(at) + ", not at elements";
 }
 
-std::string Plan::check_schedule() const {
-  if (schedule.empty() || schedule.size() > kMaxSchedule)
-    return "schedule has " + std::to_string(schedule.size()) + " steps; 1 to 16 are allowed";
-  for (const ScheduleStep& s : schedule) {
+std::string check_schedule(const Plan& plan) {
+  if (plan.schedule.empty() || plan.schedule.size() > kMaxSchedule)
+    return "schedule has " + std::to_string(plan.schedule.size()) + " steps; 1 to 16 are allowed";
+  for (const ScheduleStep& s : plan.schedule) {
     if (s.delay < 0 || s.delay > kLongestDelay)
       return "schedule: delay " + std::to_string(s.delay) + " ns; 0 to one hour is allowed";
     if (s.fraction != ScheduleStep::kOneMinusBound && !(s.fraction >= 0.0 && s.fraction <= 1.0))
@@ -121,51 +106,67 @@ std::string Plan::check_schedule() const {
   return "";
 }
 
-std::string Plan::check_pull() const {
-  if (!(pull_bound >= 0.0 && pull_bound < 1.0))
-    return "pull_bound is " + std::to_string(pull_bound) + "; a bound is in [0, 1)";
-  if (pull != Pull::committed && pull != Pull::lossy && pull_bound != 0.0)
-    return "pull_bound is " + std::to_string(pull_bound) +
+std::string check_pull(const Plan& plan) {
+  if (!(plan.pull_bound >= 0.0 && plan.pull_bound < 1.0))
+    return "pull_bound is " + std::to_string(plan.pull_bound) + "; a bound is in [0, 1)";
+  if (plan.pull != Pull::committed && plan.pull != Pull::lossy && plan.pull_bound != 0.0)
+    return "pull_bound is " + std::to_string(plan.pull_bound) +
            " without pull \"committed\" or \"lossy\"; it must be 0";
-  return std::isfinite(scale) ? "" : "scale is not finite";
+  return std::isfinite(plan.scale) ? "" : "scale is not finite";
 }
 
-std::string Plan::check_control() const {
-  if (control != Control::probe) return "";
-  if (spend == Spend::lost)
+std::string check_control(const Plan& plan) {
+  if (plan.control != Control::probe) return "";
+  if (plan.spend == Spend::lost)
     return "spend is \"lost\" with control \"probe\", under which no chunk is declared lost; "
            "allowed are \"nothing\", \"late\", \"anything\"";
-  if (order == Order::priority)
+  if (plan.order == Order::priority)
     return "order is \"priority\" with control \"probe\", whose passes know no classes; allowed "
            "are \"sequential\", \"shuffled\"";
   return "";
 }
 
-std::string Plan::check_datagrams() const {
-  if (datagram_bytes != 0 &&
-      (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram))
-    return "datagram_bytes is " + std::to_string(datagram_bytes) +
+std::string check_datagrams(const Plan& plan) {
+  if (plan.datagram_bytes != 0 &&
+      (plan.datagram_bytes < wire::kMinDatagram || plan.datagram_bytes > wire::kMaxDatagram))
+    return "datagram_bytes is " + std::to_string(plan.datagram_bytes) +
            "; allowed are 256 to 8972, and 0 for what was agreed";
-  if (!class_dscp.empty() && order != Order::priority)
+  if (!plan.class_dscp.empty() && plan.order != Order::priority)
     return "class_dscp is given without order \"priority\"; it must be empty";
-  if (class_dscp.size() > kPriorityClasses)
-    return "class_dscp has " + std::to_string(class_dscp.size()) + " values; at most 8 are allowed";
-  for (uint8_t dscp : class_dscp)
+  if (plan.class_dscp.size() > kPriorityClasses)
+    return "class_dscp has " + std::to_string(plan.class_dscp.size()) +
+           " values; at most 8 are allowed";
+  for (uint8_t dscp : plan.class_dscp)
     if (dscp > kMostDscp) return "class_dscp: " + std::to_string(dscp) + "; a DSCP is from 0 to 63";
   return "";
 }
 
-std::string Plan::check_shards() const {
-  if (shards.empty()) return "";
-  if (shards.size() > kMaxShards)
-    return "shards: " + std::to_string(shards.size()) + " given; at most 65536 are allowed";
-  uint64_t left = elements;
-  for (const uint64_t shard : shards) {
-    if (shard > left) return "shards hold more than the " + std::to_string(elements) + " elements";
+std::string check_shards(const Plan& plan) {
+  if (plan.shards.empty()) return "";
+  if (plan.shards.size() > kMaxShards)
+    return "shards: " + std::to_string(plan.shards.size()) + " given; at most 65536 are allowed";
+  uint64_t left = plan.elements;
+  for (const uint64_t shard : plan.shards) {
+    if (shard > left)
+      return "shards hold more than the " + std::to_string(plan.elements) + " elements";
     left -= shard;
   }
   return left == 0 ? ""
                    : "shards leave " + std::to_string(left) + " elements out; all have a shard";
+}
+
+}  // namespace
+
+bool Plan::exact() const {
+  return spend == Spend::nothing ||
+         std::ranges::none_of(regions, [](const Region& r) { return r.bound > 0; });
+}
+
+std::string Plan::validate() const {
+  for (const auto check :
+       {check_regions, check_schedule, check_pull, check_control, check_datagrams, check_shards})
+    if (std::string wrong = check(*this); !wrong.empty()) return wrong;
+  return format.validate();
 }
 
 std::vector<uint8_t> Plan::serialize() const {

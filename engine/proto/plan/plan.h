@@ -76,14 +76,6 @@ struct Plan {
   // Returns false when the bytes are not a valid plan.
   static bool deserialize(std::span<const uint8_t> bytes, Plan& out);
   uint64_t hash() const;
-
- private:
-  std::string check_regions() const;
-  std::string check_schedule() const;
-  std::string check_pull() const;
-  std::string check_control() const;
-  std::string check_datagrams() const;
-  std::string check_shards() const;
 };
 
 }  // namespace gradwire
