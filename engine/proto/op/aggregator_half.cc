@@ -5,7 +5,6 @@
 
 #include "proto/pull/pull_sender.h"
 #include "proto/push/push_list.h"
-#include "reduce/accumulate.h"
 
 namespace gradwire {
 
@@ -34,22 +33,18 @@ AggregatorHalf::AggregatorHalf(const OpSpec& spec, const Grid& grid, const Endpo
       passes_(spec.plan.control == Control::probe ? config.workers : 0),
       opens_(config.workers),
       votes_(config.workers),
-      longest_(config.workers),
-      result_class_(result_classes()) {
+      longest_(config.workers) {
   back_.reserve(config.workers);
   for (uint16_t w = 0; w < config.workers; ++w)
     back_.push_back(make_pull_sender(spec.plan, grid, shard(), sum_.finished()));
   if (spec.plan.pull == Pull::committed) committed_.emplace(spec.plan, grid, shard(), sum_);
-}
-
-// The classes of results at first. A result has the first class that any worker gave its chunk, as
-// far as pushes have arrived.
-std::vector<uint8_t> AggregatorHalf::result_classes() const {
-  if (spec_.plan.class_dscp.empty()) return {};
-  const std::vector<uint8_t>& own = spec_.priorities;
-  if (own.empty())
-    return std::vector<uint8_t>(shard().size(), own_ ? uint8_t{0} : uint8_t{kPriorityClasses - 1});
-  return {own.begin() + shard().begin, own.begin() + shard().end};
+  // A result has the first class that any worker gave its chunk, as far as pushes have arrived.
+  const std::vector<uint8_t>& classes = spec.priorities;
+  if (spec.plan.class_dscp.empty()) return;
+  if (classes.empty())
+    result_class_.assign(shard().size(), own ? 0 : kPriorityClasses - 1);
+  else
+    result_class_.assign(classes.begin() + shard().begin, classes.begin() + shard().end);
 }
 
 Aggregator::Added AggregatorHalf::add(uint16_t worker, const wire::Header& header,
@@ -94,11 +89,7 @@ void AggregatorHalf::answer(uint16_t worker) {
 }
 
 void AggregatorHalf::stop_regions() {
-  const std::vector<Aggregator::Stop> stops = sum_.take_stops();
-  for (size_t i = 0; i < stops.size();) {
-    const uint16_t worker = stops[i].worker;
-    std::vector<uint32_t> regions;
-    for (; i < stops.size() && stops[i].worker == worker; ++i) regions.push_back(stops[i].region);
+  for (const auto& [worker, regions] : sum_.take_stops()) {
     if (worker == config_.endpoint) continue;  // a worker sends no STOP to itself
     if (passes_.empty()) out_.list(worker, wire::Kind::stop, regions);
     answer(worker);
@@ -145,7 +136,9 @@ void AggregatorHalf::send_close() {
   out_.recount_all |= lossy;
   if (!ends_with_close(spec_.plan)) return;
   const Bitmap applied = shard().set_of(sum_.finished());
-  const Bitmap needed = lossy ? needed_results() : Bitmap();
+  Bitmap needed(lossy ? shard().size() : 0);
+  for (const uint32_t c : sum_.finished())
+    if (lossy && sum_.needed_by_all(c)) needed.set(c - shard().begin);
   for (uint16_t w = 0; w < config_.workers; ++w) {
     if (w == config_.endpoint) {
       own_->pull(config_.shard()).on_close(sum_.counted(w), applied, needed);
@@ -155,18 +148,6 @@ void AggregatorHalf::send_close() {
     body.put_bitmap(sum_.counted(w)).put_bitmap(applied).put_bitmap(needed);
     out_.message(w, wire::Kind::close, body.bytes());
   }
-}
-
-// The results that every worker must have: those with a contribution that is critical for its
-// worker, and those that are not finite, which a loss scaler must find on all workers.
-Bitmap AggregatorHalf::needed_results() const {
-  Bitmap needed(shard().size());
-  for (const uint32_t chunk : sum_.finished()) {
-    const std::vector<float> result = sum_.result(chunk);
-    if (sum_.critical(chunk) || !reduce::all_finite(result.data(), result.size()))
-      needed.set(chunk - shard().begin);
-  }
-  return needed;
 }
 
 bool AggregatorHalf::withhold(uint32_t chunk) {

@@ -87,8 +87,6 @@ class AggregatorHalf {
 
  private:
   void send(wire::Kind kind, std::span<const uint8_t> body);
-  Bitmap needed_results() const;
-  std::vector<uint8_t> result_classes() const;
 
   const OpSpec& spec_;
   const Grid& grid_;

@@ -113,8 +113,8 @@ Fate Op::on_open_part(uint16_t worker, uint32_t part, std::span<const uint8_t> p
   MessageReceiver& message = open_message(worker);
   const auto result =
       message.part(part, payload, Outbox::part_bytes(config_.datagram_bytes), longest_message_);
-  if (result == MessageReceiver::Result::malformed) return Fate::malformed;
-  if (result == MessageReceiver::Result::incomplete) return Fate::taken;
+  if (result != MessageReceiver::Result::complete)
+    return fate_of(result == MessageReceiver::Result::incomplete);
   const std::vector<uint8_t> bytes = message.take();
   return fate_of(on_open(worker, bytes, now));
 }

@@ -4,11 +4,6 @@
 
 namespace gradwire {
 
-void by_priority(std::vector<uint32_t>& order, std::span<const uint8_t> priorities) {
-  if (priorities.empty()) return;
-  std::ranges::stable_sort(order, {}, [priorities](uint32_t c) { return priorities[c]; });
-}
-
 std::string check_priorities(const Plan& plan, uint64_t chunks,
                              std::span<const uint8_t> priorities) {
   if (priorities.empty()) return "";

@@ -4,15 +4,10 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "proto/plan/plan.h"
 
 namespace gradwire {
-
-// Sorts the chunks by class, the lowest first, and keeps the order within a class. `priorities` has
-// one class per chunk of the op; when it is empty all chunks are alike.
-void by_priority(std::vector<uint32_t>& order, std::span<const uint8_t> priorities);
 
 // An empty string, or what is wrong with a worker's classes for an op of so many chunks.
 std::string check_priorities(const Plan& plan, uint64_t chunks,

@@ -1,7 +1,6 @@
 #include "proto/pull/committed_pull.h"
 
 #include "proto/pull/pull_ledger.h"
-#include "reduce/accumulate.h"
 
 namespace gradwire {
 
@@ -17,13 +16,11 @@ CommittedPull::CommittedPull(const Plan& plan, const Grid& grid, const Grid::Sha
 bool CommittedPull::lost(uint32_t chunk) {
   if (withheld(chunk)) return true;
   // Before all OPENs have arrived it is not known which chunks are critical.
-  if (over_ || !sum_.all_opened() || sum_.critical(chunk)) return false;
+  if (over_ || !sum_.all_opened()) return false;
   const uint32_t region = grid_.region[chunk];
   const uint64_t spent = elements_[region] + grid_.length(chunk);
   if (spent > pull_losable(plan_, region, sum_.region_elements(region))) return false;
-  // A loss scaler must find values that are not finite on all workers.
-  const std::vector<float> result = sum_.result(chunk);
-  if (!reduce::all_finite(result.data(), result.size())) return false;
+  if (sum_.needed_by_all(chunk)) return false;
   elements_[region] = spent;
   withheld_.set(chunk - begin_);
   return true;

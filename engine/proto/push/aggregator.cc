@@ -82,11 +82,8 @@ Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<con
   if (!codec::valid(plan_.format, payload, grid_.length(chunk))) return Added::malformed;
   const uint32_t local = chunk - shard_.begin;
   if (!rule_.applies()) return take(worker, local, payload, stashed);
-  auto first = CloseRule::Concerns::nobody;
-  auto last = CloseRule::Concerns::nobody;
-  if (!rule_.running(Clock::first_arrival, worker))
-    first = rule_.start(Clock::first_arrival, worker, now);
-  if (tail && !rule_.running(Clock::tail, worker)) last = rule_.start(Clock::tail, worker, now);
+  const auto first = rule_.start(Clock::first_arrival, worker, now);
+  const auto last = tail ? rule_.start(Clock::tail, worker, now) : CloseRule::Concerns::nobody;
   const Added added = take(worker, local, payload, stashed);
   if (added == Added::counted) try_close(worker, grid_.region[chunk], now);
   close_due(first, worker, now);
@@ -199,7 +196,8 @@ void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
   if (ledger.closed || !w.opened || ledger.critical_left) return;
   if (!rule_.may_close(worker, region, ledger.counted, now)) return;
   if (ledger.counted < rule_.region(region).elements) {
-    stops_.push_back({worker, region});
+    if (stops_.empty() || stops_.back().worker != worker) stops_.push_back({worker, {}});
+    stops_.back().regions.push_back(region);
     w.stopped = true;
   }
   ledger.closed = true;
@@ -240,9 +238,12 @@ bool Aggregator::forgive(uint16_t worker, uint32_t chunk) {
   return true;
 }
 
-bool Aggregator::critical(uint32_t chunk) const {
-  return std::ranges::any_of(
-      worker_, [&](const Worker& w) { return w.critical.test(chunk - shard_.begin); });
+bool Aggregator::needed_by_all(uint32_t chunk) const {
+  const uint32_t local = chunk - shard_.begin;
+  if (std::ranges::any_of(worker_, [&](const Worker& w) { return w.critical.test(local); }))
+    return true;
+  const std::vector<float> values = sum_.result(local);
+  return !reduce::all_finite(values.data(), values.size());
 }
 
 Bitmap Aggregator::missing(uint16_t worker) const {

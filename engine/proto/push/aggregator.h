@@ -66,14 +66,15 @@ class Aggregator {
   std::vector<float> result(uint32_t chunk) const { return sum_.result(chunk - shard_.begin); }
   // The encoding's error (ShardSum::take_error).
   Zeroed<float> take_error() { return sum_.take_error(); }
-  // True when the chunk is critical for some worker, so that its result must be applied.
-  bool critical(uint32_t chunk) const;
+  // True when every worker must have the result: the chunk is critical for some worker, or values
+  // are not finite, which a loss scaler must find on all workers.
+  bool needed_by_all(uint32_t chunk) const;
   uint64_t region_elements(uint32_t region) const { return rule_.region(region).elements; }
   const Bitmap& counted(uint16_t worker) const { return worker_[worker].counted; }
 
   struct Stop {
     uint16_t worker;
-    uint32_t region;
+    std::vector<uint32_t> regions;
   };
   // The regions that closed with chunks missing since the last call.
   std::vector<Stop> take_stops() { return std::exchange(stops_, {}); }

@@ -52,12 +52,13 @@ bool CloseRule::may_close(uint16_t worker, uint32_t region, uint64_t counted, Na
 }
 
 CloseRule::Concerns CloseRule::start(Clock clock, uint16_t worker, Nanos now) {
+  if (time(clock, worker) != kNever) return Concerns::nobody;
   clocks_[worker][static_cast<size_t>(clock)] = now;
   bool own = false;
   bool all = false;
   for (const ScheduleStep& step : plan_.schedule)
     if (step.clock == clock) (step.scope == Scope::all ? all : own) = true;
-  for (uint16_t w = 0; w < clocks_.size(); ++w) all = all && running(clock, w);
+  for (uint16_t w = 0; w < clocks_.size(); ++w) all = all && time(clock, w) != kNever;
   return all ? Concerns::all : own ? Concerns::worker : Concerns::nobody;
 }
 

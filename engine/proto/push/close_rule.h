@@ -20,10 +20,10 @@ class CloseRule {
   bool applies() const { return applies_; }
   const ShardRegion& region(uint32_t region) const { return regions_[region]; }
   uint32_t regions() const { return static_cast<uint32_t>(regions_.size()); }
-  bool running(Clock clock, uint16_t worker) const { return time(clock, worker) != kNever; }
 
-  // Whose regions may close once a clock has started. Its time runs for all regions of this worker,
-  // also for those in which nothing arrives any more; if it is the last worker to start, for all.
+  // Whose regions may close once a clock has started, which it does once. Its time runs for all
+  // regions of this worker, also for those in which nothing arrives any more; if it is the last
+  // worker to start, for all.
   enum class Concerns : uint8_t { nobody, worker, all };
   Concerns start(Clock clock, uint16_t worker, Nanos now);
 

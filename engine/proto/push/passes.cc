@@ -40,7 +40,7 @@ ChunkSender::Slice PassSender::next(size_t, bool fresh) {
   if (cursor_ == list_.size()) return {};
   const std::span<const uint32_t> chunk(&list_[cursor_++], 1);
   ++flying_;
-  return {chunk, pass_ > 1, in_last(kTailShare)};
+  return {chunk, pass_ > 1, last_of(cursor_, list_.size(), kTailShare)};
 }
 
 bool PassSender::take_probe() {

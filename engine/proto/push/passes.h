@@ -34,7 +34,6 @@ class PassSender : public ChunkSender {
   // True once nothing will be sent any more.
   bool settled() const override { return stopped_ || (sealed_ && open_ == 0); }
   Slice next(size_t most, bool fresh) override;
-  bool in_last(double share) const override { return last_of(cursor_, list_.size(), share); }
   void forget(uint32_t chunk) override;
   void finish() override { stopped_ = true; }
   void acked(std::span<const uint32_t> chunks) override { land(chunks.size()); }

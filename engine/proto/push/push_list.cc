@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "proto/plan/priority.h"
-
 namespace gradwire {
 
 bool eager_from_start(const Plan& plan) {
@@ -16,7 +14,8 @@ bool eager_from_start(const Plan& plan) {
 PushList::PushList(const Plan& plan, const Grid& grid, const Grid::Shard& shard, Bitmap ones,
                    std::span<const uint8_t> priorities)
     : sent(send_order(plan, shard)), critical(std::move(ones)) {
-  if (plan.order == Order::priority) by_priority(sent, priorities);
+  if (!priorities.empty())
+    std::ranges::stable_sort(sent, {}, [priorities](uint32_t c) { return priorities[c]; });
   std::ranges::stable_partition(sent, [&](uint32_t c) { return critical.test(c - shard.begin); });
   if (!eager_from_start(plan)) return;
   const std::vector<ShardRegion> regions = shard_regions(plan, grid, shard);

@@ -162,7 +162,7 @@ void bind_push(nb::module_& module) {
            [](Aggregator& self) {
              std::vector<std::tuple<uint16_t, uint32_t>> out;
              for (const Aggregator::Stop& stop : self.take_stops())
-               out.emplace_back(stop.worker, stop.region);
+               for (const uint32_t region : stop.regions) out.emplace_back(stop.worker, region);
              return out;
            })
       .def("undecided", &Aggregator::undecided, "worker"_a)
