@@ -91,7 +91,7 @@ BREAKS = (
     Break(
         1,
         "lost chunks are given up whatever the ledger says",
-        PROTO + "push/stream_push.cc",
+        PROTO + "push/push_sender.cc",
         "if (!room(c)) break;",
         "",
         SIM + "bounded.py",
@@ -272,7 +272,7 @@ BREAKS = (
     Break(
         3,
         "bound 0 may lose a chunk",
-        PROTO + "push/stream_push.cc",
+        PROTO + "push/push_sender.cc",
         "plan_.regions[r].bound * static_cast<double>(ledger.received + spent) + 1e-9;",
         "std::max(0.05, plan_.regions[r].bound) * static_cast<double>(ledger.received + spent);",
         SIM + "bounded.py",

@@ -7,8 +7,6 @@
 #include "proto/push/aggregator.h"
 #include "proto/push/passes.h"
 #include "proto/push/push_sender.h"
-#include "proto/push/spare_push.h"
-#include "proto/push/stream_push.h"
 #include "tests/parts/parts.h"
 
 namespace gradwire::parts {
