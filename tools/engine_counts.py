@@ -31,7 +31,7 @@ OTHER_FILES = {
 }
 OTHER_NAMES = {
     *("kOpsAhead", "kMostEncoded", "kTailShare", "kLongestReport", "kLongestError", "kMaxSegments"),
-    *("kMaxBytes", "kStatSlots", "kLaneShift", "datagram_bytes", "peer_timeout", "ping_interval"),
+    *("kMaxBytes", "kStatSlots", "kLaneBits", "datagram_bytes", "peer_timeout", "ping_interval"),
     *("kMostFrames", "kTrialInterval", "receive_buffer", "memory_limit", "timeout"),
 }
 """Files and constants of memory, texts, sizes, liveness and the close rule."""

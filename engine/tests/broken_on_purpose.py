@@ -393,7 +393,7 @@ BREAKS = (
         6,
         "an op that cannot be taken yet keeps another lane's waiting",
         PROTO + "sched/scheduler.cc",
-        "const uint64_t next_key = (uint64_t{queue.lane} + 1) << kLaneShift;",
+        "const uint64_t next_key = (uint64_t{queue.lane} + 1) << (64 - kLaneBits);",
         "const uint64_t next_key = 0;",
         SIM + "lanes.py",
     ),

@@ -44,10 +44,7 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
     bytes += datagram.size();
     path->life.note(now);
     path->limit.arrived(datagram.size());
-    const bool good = wire::is_reliable(head->kind)
-                          ? on_reliable(*path, datagram, run, now)
-                          : on_packet(*path, head->kind, datagram, run, now);
-    if (!good) ++port_.counters.malformed;
+    if (!on_packet(*path, head->kind, datagram, run, now)) ++port_.counters.malformed;
   }
   port_.memory.arriving = nullptr;
   if (packets == 0) return;
@@ -144,8 +141,7 @@ void Endpoint::end_run(Path& path, Path::Run& run, Nanos now) {
   const Nanos queue = path.record(run, now);
   if (Op* op = ops_.last_found(run.op)) op->waits.arrived(path.peer, run.first, largest, queue);
   if (!run.refused && !path.started.contains(run.op)) note_started(path, run.op + kLanes);
-  run.packets = run.bytes = 0;
-  run.limited = false;
+  run = {run.arrival, run.ecn};
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
@@ -173,19 +169,11 @@ Fate Endpoint::accept(Path& path, const wire::Header& header, uint64_t id, Datag
 Fate Endpoint::take_open(uint16_t worker, const wire::Header& header, uint64_t id,
                          std::span<const uint8_t> payload, Nanos now) {
   Failure why;
-  switch (admission_.add_open(id, worker, header.chunk, payload, why)) {
-    case Admission::Took::malformed:
-      return Fate::malformed;
-    case Admission::Took::no_room:
-      if (why) fail(std::move(why), now);
-      return Fate::refused;
-    case Admission::Took::whole:
-      retire(now);  // admits what fits
-      return Fate::taken;
-    case Admission::Took::part:
-      return Fate::taken;
-  }
-  return Fate::malformed;
+  const Admission::Took took = admission_.add_open(id, worker, header.chunk, payload, why);
+  if (why) fail(std::move(why), now);
+  if (took == Admission::Took::whole) retire(now);  // admits what fits
+  if (took == Admission::Took::malformed) return Fate::malformed;
+  return took == Admission::Took::no_room ? Fate::refused : Fate::taken;
 }
 
 // Records that the peer has started the ops of a lane below this id.

@@ -35,7 +35,7 @@ void Scheduler::set_destination(uint16_t to, const Destination& now) {
 
 uint16_t Scheduler::next_lane(uint16_t to, bool room) {
   Queue& queue = queues_[to];
-  const uint64_t next_key = (uint64_t{queue.lane} + 1) << kLaneShift;
+  const uint64_t next_key = (uint64_t{queue.lane} + 1) << (64 - kLaneBits);  // 0 after the last
   const auto after = std::ranges::lower_bound(queue.entries, next_key, {}, &Entry::key);
   const auto waits = [room](const Entry& entry) {
     return entry.waiting.ready > 0 || (room && entry.waiting.early > 0);

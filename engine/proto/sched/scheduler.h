@@ -2,6 +2,7 @@
 // Its counts are kept as ops and paths change; no op is searched for a train.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -59,15 +60,14 @@ class Scheduler {
   struct Choice {
     uint16_t to = kNowhere;
     bool probe = false;
-    uint32_t destinations = 0;  // with a backlog
-    uint32_t stalled = 0;       // of these, without credit
+    uint32_t stalled = 0;  // destinations with a backlog, and without credit
   };
   // The destination with the largest backlog that has credit, so that all destinations of an op are
   // served alike and end together; one after a probe time-out goes first. Equal ones take turns.
   // `open`: the window admits a packet; `held(to)`: this destination's own pace holds it back.
   template <class Held>
   Choice choose(bool open, Held&& held) const {
-    Choice choice{kNowhere, false, waiting_, waiting_ - ready_};
+    Choice choice{kNowhere, false, waiting_ - ready_};
     if (ready_ == 0) return choice;
     uint64_t most = 0;
     const size_t words = ready_bits_.size();
@@ -79,9 +79,9 @@ class Scheduler {
       if (i == 0) bits &= ~before;
       if (i == words) bits &= before;
       for (; bits; bits &= bits - 1) {
-        const auto to = static_cast<uint16_t>(w * 64 + static_cast<size_t>(__builtin_ctzll(bits)));
+        const auto to = static_cast<uint16_t>(w * 64 + size_t(std::countr_zero(bits)));
         const Destination& at = table_[to];
-        if (at.probes) return {to, true, waiting_, waiting_ - ready_};
+        if (at.probes) return {to, true, choice.stalled};
         if (!open || held(to) || at.backlog <= most) continue;
         choice.to = to;
         most = at.backlog;
@@ -105,14 +105,10 @@ class Scheduler {
     uint16_t probed = 0;  // of the first train after the last probe time-out
     bool timed_out = false;
   };
-  // Bits of a key for the op's number; its lane stands above.
-  static constexpr int kLaneShift = 48;
-  static uint64_t key_of(uint64_t op) {
-    return uint64_t{lane_of(op)} << kLaneShift | number_of(op);
-  }
-  static uint64_t op_of(uint64_t key) {
-    return id_of(key & ((uint64_t{1} << kLaneShift) - 1), key >> kLaneShift);
-  }
+  // A key is an op's id with its lane, the low bits, above its number.
+  static constexpr int kLaneBits = std::countr_zero(kLanes);
+  static uint64_t key_of(uint64_t op) { return std::rotr(op, kLaneBits); }
+  static uint64_t op_of(uint64_t key) { return std::rotl(key, kLaneBits); }
 
   std::vector<Queue> queues_;       // by destination
   std::vector<Destination> table_;  // by destination

@@ -11,7 +11,6 @@ void bind_sched(nb::module_& module) {
   nb::class_<Scheduler::Choice>(module, "Choice")
       .def_ro("to", &Scheduler::Choice::to)
       .def_ro("probe", &Scheduler::Choice::probe)
-      .def_ro("destinations", &Scheduler::Choice::destinations)
       .def_ro("stalled", &Scheduler::Choice::stalled);
   scheduler.def(nb::init<size_t>(), "destinations"_a)
       .def(
