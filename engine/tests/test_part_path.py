@@ -16,7 +16,6 @@ from _parts import (
     PathLimit,
     StartedOps,
     Stash,
-    Times,
     id_of,
 )
 from hypothesis import given
@@ -26,7 +25,7 @@ from part_kit import MS, SECOND
 
 # ---------------------------------------------------------------------------- liveness
 
-TIMES = Times(200 * MS, 10 * SECOND)
+TIMES = (200 * MS, 10 * SECOND)
 
 
 @pytest.mark.parametrize(
@@ -47,26 +46,26 @@ def test_pings_go_more_often_until_the_first_answer_and_after_a_long_silence(
     life.note(3 * SECOND)
     now = 3 * SECOND + silence
     life.last_ping = now - interval
-    assert life.next_ping(TIMES, failed) == now
+    assert life.next_ping(*TIMES, failed) == now
 
 
 def test_a_silence_of_half_the_peer_time_out_is_long_whatever_the_interval() -> None:
     life = Liveness()
     life.connected = True
-    times = Times(SECOND, 3 * SECOND)
+    times = (SECOND, 3 * SECOND)
     life.note(0)
     for interval, now in [(SECOND, 1_500 * MS), (20 * MS, 1_500 * MS + 1)]:
         life.last_ping = now - interval
-        assert life.next_ping(times, False) == now
+        assert life.next_ping(*times, False) == now
 
 
 def test_pings_that_nobody_answers_go_ever_more_rarely_up_to_the_usual_interval() -> None:
     life = Liveness()
     life.note(0)
-    times = Times(SECOND, 10 * SECOND)
+    times = (SECOND, 10 * SECOND)
     intervals = []
     for _ in range(20):
-        due = life.next_ping(times, False)
+        due = life.next_ping(*times, False)
         intervals.append(due - life.last_ping)
         life.last_ping = due
     assert intervals[0] == 50 * MS

@@ -41,11 +41,6 @@ struct Train {
   }
   // The header that the next datagram may have.
   uint8_t* next_header() { return headers[count].data() + wire::kTagBytes; }
-  // Memory for one datagram.
-  uint8_t* one(size_t bytes) {
-    control.resize(wire::kTagBytes + bytes);
-    return control.data() + wire::kTagBytes;
-  }
 };
 
 }  // namespace gradwire

@@ -101,10 +101,8 @@ void Endpoint::on_timer(Nanos now) {
     const bool ops_due = ops_.earliest() <= now;
     if (ops_due) check_deadlines(now);
     for (Path* path : checked) {
-      path->check_limit(now);
+      path->check(now);
       act(*path, now);
-      path->check_losses(now);
-      lost(*path, now);
       if (path->check_probes(changes_.backlog(*path), now)) scheduler_.timed_out(path->peer);
       lost(*path, now);
     }
@@ -220,7 +218,7 @@ void Endpoint::fail(Failure why, Nanos now) {
   emit(Event::Type::failed, 0, std::move(report));
   for (Path* path : paths_) {
     changes_.touch(*path);
-    path->fail(now);
+    if (!path->farewell.gone) path->farewell.fail(now);
   }
 }
 
@@ -241,7 +239,7 @@ void Endpoint::close(Nanos now, Nanos linger) {
   for (const Admission::Own& own : admission_.take_all())
     emit(Event::Type::op_done, 0, OpReport::failed(own.spec, why(own.spec)));
   for (Path* path : paths_) {
-    path->leave(now);
+    path->farewell.leave(path->loss_to.share(now) <= kHeavyLoss, now);
     changes_.touch(*path);
   }
   finish_close(now);

@@ -4,19 +4,17 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "proto/base/config.h"
 #include "proto/base/time.h"
 
 namespace gradwire {
 
 class Liveness {
  public:
-  // The settings ping_interval and peer_timeout.
-  struct Times {
-    Nanos interval;
-    Nanos timeout;
-    // The silence after which pings go more often, so that a peer that lives is heard soon.
-    Nanos long_silence() const { return std::min(kSilentPings * interval, timeout / 2); }
-  };
+  // The silence after which pings go more often, so that a peer that lives is heard soon.
+  static Nanos long_silence(const EndpointConfig& config) {
+    return std::min(kSilentPings * config.ping_interval, config.peer_timeout / 2);
+  }
 
   Nanos last_heard = 0;
   bool heard = false;      // a packet has arrived
@@ -37,20 +35,19 @@ class Liveness {
   // The time of the next ping, if nothing is heard until then. Pings follow each other quickly at
   // first, and after a long silence, which heavy loss may cause too. `failed`: this endpoint has
   // failed, and looks for no peer.
-  Nanos next_ping(const Times& times, bool failed) const {
-    if (!connected) return last_ping + calling(times);
-    const Nanos usual = last_ping + times.interval;
+  Nanos next_ping(const EndpointConfig& config, bool failed) const {
+    if (!connected) return last_ping + calling(config.ping_interval);
+    const Nanos usual = last_ping + config.ping_interval;
     if (failed) return usual;
-    return std::min(usual, std::max(last_heard + times.long_silence() + 1,
-                                    last_ping + times.interval / kUrgentPings));
+    return std::min(usual, std::max(last_heard + long_silence(config) + 1,
+                                    last_ping + config.ping_interval / kUrgentPings));
   }
 
  private:
   // The interval until the first answer. Pings have the longest datagram's length then, and those
   // of many peers may fill a slow port, so they go the less often the longer none is answered.
-  Nanos calling(const Times& times) const {
-    return std::clamp((last_ping - called) / 2, kConnectPing,
-                      std::max(kConnectPing, times.interval));
+  Nanos calling(Nanos interval) const {
+    return std::clamp((last_ping - called) / 2, kConnectPing, std::max(kConnectPing, interval));
   }
 
   // The first interval of pings.

@@ -195,7 +195,7 @@ void Path::adapt(uint64_t backlog, Nanos now) {
 }
 
 Nanos Path::next_send() const {
-  if (acks.hurried() || life.ping_now || life.pong_now || farewell.answer) return 0;
+  if (life.ping_now || life.pong_now || farewell.answer) return 0;
   Nanos next = acks.next_timer();
   if (!port.failed && !farewell.gone) next = std::min(next, limit.next_ping());
   const bool bye = port.leaving && !port.left && !farewell_over();
@@ -211,7 +211,7 @@ Nanos Path::silence_due() const {
 
 Nanos Path::next_check(Nanos now) const {
   Nanos next = kNever;
-  if (!farewell.gone) next = life.next_ping(port.ping_times(), port.failed);
+  if (!farewell.gone) next = life.next_ping(port.config, port.failed);
   if (port.failed) return next;
   if (!farewell.gone) {
     if (life.connected)
@@ -227,7 +227,7 @@ Nanos Path::next_check(Nanos now) const {
 }
 
 void Path::check_pings(Nanos now) {
-  if (life.next_ping(port.ping_times(), port.failed) > now) return;
+  if (life.next_ping(port.config, port.failed) > now) return;
   life.last_ping = now;
   // The sign of life of an endpoint that has failed is its failure: a ping would keep a peer
   // waiting to which all ERRORs so far were lost.
@@ -239,17 +239,14 @@ void Path::check_pings(Nanos now) {
   life.ping_now = !farewell.gone && (life.connected || !limit.on_trial());
 }
 
-void Path::check_limit(Nanos now) {
+void Path::check(Nanos now) {
+  if (recovery.loss_due() <= now) recovery.detect_losses(now, port.lost);
   if (farewell.gone) return;
   if (!life.connected) {
     if (life.first_ping && now - life.first_ping > kTrialAfter) limit.try_out(now, kTrialInterval);
     return;
   }
   news.suspect = limit.suspect(now, recovery.rtt.round());
-}
-
-void Path::check_losses(Nanos now) {
-  if (recovery.loss_due() <= now) recovery.detect_losses(now, port.lost);
 }
 
 // Chunks that wait matter only where a packet does not recover by itself.
@@ -267,14 +264,6 @@ Nanos Path::repeat(bool full, Copies& copies, Nanos now) {
   const Repeats after(loss(now), recovery.rtt.smoothed(), port.sender.queued(),
                       standing.backlog > 0, full || credit() == 0);
   return recovery.repeat(after, copies, now, port.lost);
-}
-
-void Path::fail(Nanos now) {
-  if (!farewell.gone) farewell.fail(now);
-}
-
-void Path::leave(Nanos now) {
-  farewell.leave(loss_to.share(now) <= kHeavyLoss, now);
 }
 
 bool Path::farewell_over() const {

@@ -218,19 +218,15 @@ struct Path {
   bool control_waits() { return control.waiting() && !recovery.full(); }
   // The time at which on_timer() has something to do. `now`: when it last had.
   Nanos next_check(Nanos now) const;
-  // Sees what the time has brought: pings, and trials of the limit.
+  // Sees what the time has brought: pings, then what the loss timer declares lost and trials of the
+  // limit, then probe time-outs. Port::lost has what is lost now. `backlog`: the chunks that wait;
+  // true at a time-out.
   void check_pings(Nanos now);
-  void check_limit(Nanos now);
-  // Port::lost has what is lost now, by the loss timer or by a probe time-out. `backlog`: the
-  // chunks that wait; true at a time-out.
-  void check_losses(Nanos now);
+  void check(Nanos now);
   bool check_probes(uint64_t backlog, Nanos now);
   // Port::lost has what goes again under heavy loss, without waiting for an ACK. `full`: the window
   // admits nothing. Returns when the next is due.
   Nanos repeat(bool full, Copies& copies, Nanos now);
-  // This endpoint fails, or leaves.
-  void fail(Nanos now);
-  void leave(Nanos now);
   bool farewell_over() const;
   // A peer that has left stays for a while to serve what others still need of it.
   bool listens(Nanos now) const { return !farewell.gone || now - life.last_heard < kHeardOf; }

@@ -12,7 +12,6 @@
 #include "proto/base/train.h"
 #include "proto/congestion/send_controller.h"
 #include "proto/credit/receive_controller.h"
-#include "proto/path/liveness.h"
 #include "proto/recovery/recovery.h"
 #include "wire/packet.h"
 
@@ -59,7 +58,6 @@ struct Port {
     return static_cast<uint32_t>(std::min(
         Train::kMaxSegments, Train::kMaxBytes / (config.datagram_bytes + wire::kTagBytes)));
   }
-  Liveness::Times ping_times() const { return {config.ping_interval, config.peer_timeout}; }
   wire::Common header(wire::Kind kind) const {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }

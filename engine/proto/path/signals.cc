@@ -13,18 +13,19 @@ namespace {
 constexpr size_t kLongestReport = 800;
 constexpr size_t kLongestError = 1024;
 
-uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
+// Makes the train one datagram, and returns its memory.
+uint8_t* begin_one(Train& train, uint16_t destination, size_t bytes, uint8_t dscp,
+                   uint8_t ecn = kNotEct) {
+  train.control.resize(wire::kTagBytes + bytes);
+  uint8_t* const at = train.control.data() + wire::kTagBytes;
   train.destination = destination;
-  return train.one(bytes);
-}
-
-void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct) {
   train.dscp = dscp;
   train.ecn = ecn;
   train.count = 1;
   train.segment_bytes = train.total_bytes = static_cast<uint32_t>(bytes);
-  train.spans[0] = {train.one(bytes), bytes};
+  train.spans[0] = {at, bytes};
   train.spans[1] = {nullptr, 0};
+  return at;
 }
 
 }  // namespace
@@ -34,13 +35,11 @@ void write_error(const EndpointConfig& config, const Failure& failure, uint16_t 
   constexpr size_t fixed = wire::kCommonBytes + 5;
   const size_t length =
       std::min({failure.text.size(), kLongestReport, config.datagram_bytes - fixed});
-  const size_t bytes = fixed + length;
-  uint8_t* at = begin_control(train, peer, bytes);
+  uint8_t* at = begin_one(train, peer, fixed + length, config.dscp);
   wire::write_common(at, {wire::kVersion, wire::Kind::error, config.endpoint, config.session});
   at = wire::put(at + wire::kCommonBytes, failure.rank);
   at = wire::put(at, failure.cause);
   std::memcpy(at, failure.text.data(), length);
-  end_control(train, bytes, config.dscp);
 }
 
 bool Path::write_signal(const std::vector<Lane>& lanes, const Failure& failure, Nanos now,
@@ -75,8 +74,8 @@ void Path::write_ack(Nanos now, Train& train) {
   const uint64_t most_words = std::min<uint64_t>(
       wire::kAckMaxWords, (limit.bytes() - wire::kAckFixedBytes) / sizeof(uint64_t));
   acks.fill(ack, span, most_words, now);
-  uint8_t* at = begin_control(train, peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
-  end_control(train, wire::write_ack(at, port.header(wire::Kind::ack), ack), port.dscp);
+  const size_t bytes = wire::kAckFixedBytes + ack.words * sizeof(uint64_t);
+  wire::write_ack(begin_one(train, peer, bytes, port.dscp), port.header(wire::Kind::ack), ack);
   acks.sent(now);
   const Rtt& rtt = recovery.rtt;
   if (heavy && rtt.any())
@@ -89,7 +88,7 @@ void Path::write_ack(Nanos now, Train& train) {
 
 void Path::put_ping(const std::vector<Lane>& lanes, bool pong, size_t bytes, Nanos now,
                     Train& train) {
-  uint8_t* at = begin_control(train, peer, bytes);
+  uint8_t* const at = begin_one(train, peer, bytes, port.dscp);
   std::fill_n(at, bytes, uint8_t{0});
   constexpr uint64_t mask = (uint64_t{1} << wire::kBegunBits) - 1;
   wire::write_ping(
@@ -97,7 +96,6 @@ void Path::put_ping(const std::vector<Lane>& lanes, bool pong, size_t bytes, Nan
       {pong ? life.pong_stamp : wire::stamp_of(now), static_cast<uint32_t>(next_id(lanes) & mask)});
   if (limit.reduced() && bytes >= wire::kPingBytes + wire::kLimitBytes)
     wire::put(at + wire::kPingBytes, static_cast<uint16_t>(limit.bytes()));
-  end_control(train, bytes, port.dscp);
 }
 
 bool Path::write_ping(const std::vector<Lane>& lanes, Nanos now, Train& train) {
@@ -174,13 +172,12 @@ bool Path::write_bye(const std::vector<Lane>& lanes, Nanos now, Train& train) {
   const size_t room = (limit.bytes() - wire::kByeBytes) / sizeof(uint32_t);
   const size_t count = std::min(all - first, room);
   const size_t bytes = wire::kByeBytes + count * sizeof(uint32_t);
-  uint8_t* at = begin_control(train, peer, bytes);
+  uint8_t* at = begin_one(train, peer, bytes, port.dscp);
   at = wire::write_bye(
       at, port.header(wire::Kind::bye),
       {port.leaving, farewell.gone, static_cast<uint16_t>(all), static_cast<uint16_t>(first), {}});
   for (size_t lane = first; lane < first + count; ++lane)
     at = wire::put(at, static_cast<uint32_t>(lanes[lane].complete_below()));
-  end_control(train, bytes, port.dscp);
   farewell.next_lane = first + count == all ? 0 : first + count;
   if (port.leaving && farewell.next_lane == 0) farewell.bye_sent(now);
   return true;
@@ -218,10 +215,9 @@ uint64_t Path::write_control(Nanos now, Train& train) {
   packet.bytes = static_cast<uint16_t>(bytes);
   packet.ect = ecn.sent.capable();
   recovery.send(packet, {&handle, 1}, now);
-  uint8_t* at = begin_control(train, peer, bytes);
+  uint8_t* const at = begin_one(train, peer, bytes, port.dscp, packet.ect ? kEct0 : kNotEct);
   wire::write_header(at, header_of(packet, frame.part, standing.backlog, now));
   std::ranges::copy(frame.payload, at + wire::kHeaderBytes);
-  end_control(train, bytes, port.dscp, packet.ect ? kEct0 : kNotEct);
   sent(train, now);
   return frame.op;
 }

@@ -21,7 +21,7 @@ Failure failure_of_silence(std::vector<Listened> peers, const EndpointConfig& co
   const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
   // A peer that lives is heard within about this time, so one that was not need not live. Pings go
   // more often only after it, and need a moment to be answered.
-  const Nanos together = Liveness::Times{config.ping_interval, config.peer_timeout}.long_silence();
+  const Nanos together = Liveness::long_silence(config);
   const size_t all = peers.size();
   const bool cut_off = all > 1 && std::ranges::all_of(peers, [&](const Listened& each) {
                          return now - each.last_heard > config.peer_timeout - together + moment;

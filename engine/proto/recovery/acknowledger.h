@@ -57,8 +57,7 @@ class Acknowledger {
   void repeat(Nanos apart, Nanos round, Nanos now) {
     if (since_arrival(now) < kRepeatRounds * round) at(now + apart);
   }
-  bool hurried() const { return now_; }
-  Nanos next_timer() const { return due_; }
+  Nanos next_timer() const { return now_ ? 0 : due_; }
   Nanos since_arrival(Nanos now) const { return now - largest_arrival_; }
 
   // True when an ACK is due. On a long path ACKs are spaced: frequent gaps would cause one per

@@ -66,13 +66,13 @@ class Rtt {
  public:
   void sample(Nanos latest, Nanos ack_delay, Nanos now) {
     latest = std::clamp<Nanos>(latest, 1, kLongest);
+    const bool first = !any();
     // The minimum is not dropped after a pause: the first packets after it may have queued.
     min_.add(latest, now);
     latest_ = latest;
     // The peer's reported ACK delay never brings a sample below the minimum (RFC 9002 §5.3).
     const Nanos adjusted = std::max(latest - ack_delay, min_.get());
-    if (!any_) {
-      any_ = true;
+    if (first) {
       smoothed_ = adjusted;
       deviation_ = adjusted / 2;
       held_ = latest - adjusted;
@@ -83,17 +83,17 @@ class Rtt {
     smoothed_ += (adjusted - smoothed_) / kSmoothing;
     held_ += (latest - adjusted - held_) / kSmoothing;
   }
-  bool any() const { return any_; }
-  Nanos smoothed() const { return any_ ? smoothed_ : kInitial; }
+  bool any() const { return min_.any(); }
+  Nanos smoothed() const { return any() ? smoothed_ : kInitial; }
   // The smoothed time from sending a packet to receiving its ACK, with the peer's ACK delay.
   Nanos round() const { return smoothed() + held_; }
-  Nanos minimum() const { return min_.any() ? min_.get() : 0; }
+  Nanos minimum() const { return min_.get(); }  // 0 before the first sample
   // How far the latest sample lies above the minimum.
-  Nanos excess() const { return any_ ? latest_ - min_.get() : kLongest; }
+  Nanos excess() const { return any() ? latest_ - min_.get() : kLongest; }
   const PathProfile& profile() const { return profile_of(minimum()); }
   // The probe time-out before backoff (RFC 9002 §6.2.1).
   Nanos probe_timeout() const {
-    if (!any_) return kInitial;
+    if (!any()) return kInitial;
     return smoothed_ + std::max(kDeviations * deviation_, kGranularity) +
            std::max(kMaxAckDelay, 2 * held_);
   }
@@ -108,7 +108,6 @@ class Rtt {
   static constexpr Nanos kInitial = 20 * kMillisecond;
   // The timer granularity (RFC 9002 §6.2.1): drivers may wake up about this late.
   static constexpr Nanos kGranularity = 1 * kMillisecond;
-  bool any_ = false;
   Nanos smoothed_ = 0;
   Nanos deviation_ = 0;
   Nanos held_ = 0;

@@ -100,8 +100,7 @@ void bind_ends(nb::module_& module) {
           "on_timer",
           [](PathEnd& self, uint64_t backlog, Nanos now) {
             self.path.check_pings(now);
-            self.path.check_limit(now);
-            self.path.check_losses(now);
+            self.path.check(now);
             self.path.check_probes(backlog, now);
           },
           "backlog"_a, "now"_a)
@@ -193,14 +192,14 @@ void bind_ends(nb::module_& module) {
           "fail",
           [](PathEnd& self, Nanos now) {
             self.port.failed = true;
-            self.path.fail(now);
+            if (!self.path.farewell.gone) self.path.farewell.fail(now);
           },
           "now"_a)
       .def(
           "leave",
           [](PathEnd& self, Nanos now) {
             self.port.leaving = true;
-            self.path.leave(now);
+            self.path.farewell.leave(self.path.loss_to.share(now) <= kHeavyLoss, now);
           },
           "now"_a)
       .def(
@@ -215,13 +214,6 @@ void bind_ends(nb::module_& module) {
 }  // namespace
 
 void bind_path(nb::module_& module) {
-  nb::class_<Liveness::Times>(module, "Times")
-      .def(
-          "__init__",
-          [](Liveness::Times* self, Nanos interval, Nanos timeout) {
-            new (self) Liveness::Times{interval, timeout};
-          },
-          "interval"_a, "timeout"_a);
   nb::class_<Liveness>(module, "Liveness")
       .def(nb::init<>())
       .def_rw("last_heard", &Liveness::last_heard)
@@ -229,7 +221,15 @@ void bind_path(nb::module_& module) {
       .def_rw("connected", &Liveness::connected)
       .def_rw("last_ping", &Liveness::last_ping)
       .def("note", &Liveness::note, "now"_a)
-      .def("next_ping", &Liveness::next_ping, "times"_a, "failed"_a);
+      .def(
+          "next_ping",
+          [](const Liveness& self, Nanos interval, Nanos timeout, bool failed) {
+            EndpointConfig config;
+            config.ping_interval = interval;
+            config.peer_timeout = timeout;
+            return self.next_ping(config, failed);
+          },
+          "interval"_a, "timeout"_a, "failed"_a);
 
   nb::class_<Stash>(module, "Stash")
       .def(nb::init<>())
