@@ -216,11 +216,11 @@ nb::dict counters_of(io::LoopGroup& loop) {
 
 nb::dict path_of(const PathState& path) {
   nb::dict out;
-  out["packets_sent"] = path.total.packets_sent;
-  out["bytes_sent"] = path.total.bytes_sent;
-  out["packets_received"] = path.total.packets_received;
-  out["bytes_received"] = path.total.bytes_received;
-  out["retransmissions"] = path.total.retransmissions;
+  out["packets_sent"] = path.total.sent.packets;
+  out["bytes_sent"] = path.total.sent.bytes;
+  out["packets_received"] = path.total.received.packets;
+  out["bytes_received"] = path.total.received.bytes;
+  out["retransmissions"] = path.total.sent.retransmissions;
   out["declared_lost"] = path.total.declared_lost;
   out["waited_ns"] = path.total.waited;
   out["rtprop_ns"] = path.rtprop;
@@ -259,11 +259,11 @@ std::string refusal_of(io::LoopGroup& loop) {
 }  // namespace
 
 void add_counters(nb::dict& into, const Counters& counters) {
-  into["packets_sent"] = counters.packets_sent;
-  into["bytes_sent"] = counters.bytes_sent;
-  into["packets_received"] = counters.packets_received;
-  into["bytes_received"] = counters.bytes_received;
-  into["retransmissions"] = counters.retransmissions;
+  into["packets_sent"] = counters.sent.packets;
+  into["bytes_sent"] = counters.sent.bytes;
+  into["packets_received"] = counters.received.packets;
+  into["bytes_received"] = counters.received.bytes;
+  into["retransmissions"] = counters.sent.retransmissions;
   into["spurious_retransmissions"] = counters.spurious_retransmissions;
   into["copies"] = counters.copies;
   into["declared_lost"] = counters.declared_lost;

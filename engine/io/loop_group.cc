@@ -22,6 +22,12 @@ Nanos least(Nanos a, Nanos b) {
   return a == 0 || b == 0 ? std::max(a, b) : std::min(a, b);
 }
 
+void add(Traffic& sum, const Traffic& other) {
+  sum.packets += other.packets;
+  sum.bytes += other.bytes;
+  sum.retransmissions += other.retransmissions;
+}
+
 void add(Levels& sum, const Levels& other) {
   sum.memory += other.memory;
   sum.rtprop = least(sum.rtprop, other.rtprop);
@@ -33,11 +39,8 @@ void add(Levels& sum, const Levels& other) {
 }
 
 void add(PathState& sum, const PathState& other) {
-  sum.total.packets_sent += other.total.packets_sent;
-  sum.total.bytes_sent += other.total.bytes_sent;
-  sum.total.packets_received += other.total.packets_received;
-  sum.total.bytes_received += other.total.bytes_received;
-  sum.total.retransmissions += other.total.retransmissions;
+  add(sum.total.sent, other.total.sent);
+  add(sum.total.received, other.total.received);
   sum.total.declared_lost += other.total.declared_lost;
   sum.total.waited = std::max(sum.total.waited, other.total.waited);
   sum.rtprop = least(sum.rtprop, other.rtprop);
@@ -76,9 +79,7 @@ void add(OpCost& sum, const OpCost& other) {
   sum.push = std::max(sum.push, other.push);
   sum.pull = std::max(sum.pull, other.pull);
   sum.total = std::max(sum.total, other.total);
-  sum.traffic.bytes += other.traffic.bytes;
-  sum.traffic.packets += other.traffic.packets;
-  sum.traffic.retransmissions += other.traffic.retransmissions;
+  add(sum.traffic, other.traffic);
   sum.passes = std::max(sum.passes, other.passes);
   sum.rtprop = least(sum.rtprop, other.rtprop);
   sum.btlbw += other.btlbw;
@@ -102,13 +103,13 @@ void unite(std::vector<uint8_t>& chunks, const std::vector<uint8_t>& other) {
 
 void add(Counters& sum, const Counters& other) {
   for (const auto count :
-       {&Counters::packets_sent, &Counters::bytes_sent, &Counters::packets_received,
-        &Counters::bytes_received, &Counters::retransmissions, &Counters::spurious_retransmissions,
-        &Counters::copies, &Counters::declared_lost, &Counters::probes, &Counters::acks_sent,
-        &Counters::duplicates, &Counters::malformed, &Counters::refused, &Counters::fragmented,
-        &Counters::credit_stalls, &Counters::window_stalls, &Counters::marked, &Counters::mark_cuts,
-        &Counters::ecn_failed})
+       {&Counters::spurious_retransmissions, &Counters::copies, &Counters::declared_lost,
+        &Counters::probes, &Counters::acks_sent, &Counters::duplicates, &Counters::malformed,
+        &Counters::refused, &Counters::fragmented, &Counters::credit_stalls,
+        &Counters::window_stalls, &Counters::marked, &Counters::mark_cuts, &Counters::ecn_failed})
     sum.*count += other.*count;
+  add(sum.sent, other.sent);
+  add(sum.received, other.received);
   add(sum.now, other.now);
 }
 

@@ -37,7 +37,7 @@ int main(int count, char** words) {
   if (!done || fabric.broken()) return 1;
   unsigned long long datagrams = 0;
   for (uint16_t rank = 0; rank < options.workers; ++rank)
-    datagrams += fabric.counters(rank).packets_sent + fabric.counters(rank).acks_sent;
+    datagrams += fabric.counters(rank).sent.packets + fabric.counters(rank).acks_sent;
   std::printf("%llu %llu %.3f %s\n", static_cast<unsigned long long>(fabric.events()), datagrams,
               seconds, __VERSION__);
 }

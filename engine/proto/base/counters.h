@@ -1,4 +1,5 @@
-// Counters and Levels are what people are shown of one endpoint.
+// Counters and Levels are what people are shown of one endpoint; Traffic is a part of it, and of
+// what they are shown of paths and ops.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,18 @@
 #include "proto/base/time.h"
 
 namespace gradwire {
+
+// Traffic counts the packets that have gone one way.
+struct Traffic {
+  uint64_t packets = 0;
+  uint64_t bytes = 0;
+  uint64_t retransmissions = 0;  // chunks sent again; who receives does not know them
+
+  void add(uint64_t more, uint64_t count = 1) {
+    packets += count;
+    bytes += more;
+  }
+};
 
 // Levels are how memory and congestion control stand now.
 struct Levels {
@@ -20,11 +33,8 @@ struct Levels {
 
 // Counters count what has happened since the endpoint was made.
 struct Counters {
-  uint64_t packets_sent = 0;
-  uint64_t bytes_sent = 0;
-  uint64_t packets_received = 0;
-  uint64_t bytes_received = 0;
-  uint64_t retransmissions = 0;
+  Traffic sent;  // but for acknowledgements, pings and farewells
+  Traffic received;
   uint64_t spurious_retransmissions = 0;
   uint64_t copies = 0;  // packets whose chunk went again at once
   uint64_t declared_lost = 0;

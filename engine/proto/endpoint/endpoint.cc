@@ -213,9 +213,7 @@ void Endpoint::fail(Failure why, Nanos now) {
   while (!ops_.all().empty()) abandon(*ops_.all().begin()->second, failure_);
   for (const Admission::Own& own : admission_.take_all())
     emit(Event::Type::op_done, 0, OpReport::failed(own.spec, failure_));
-  OpReport report;
-  report.failure = failure_;
-  emit(Event::Type::failed, 0, std::move(report));
+  emit(Event::Type::failed, 0, OpReport::failed(OpSpec(), failure_));
   for (Path* path : paths_) {
     changes_.touch(*path);
     if (!path->farewell.gone) path->farewell.fail(now);

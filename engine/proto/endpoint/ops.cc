@@ -45,8 +45,7 @@ void Endpoint::act(Op& op, Nanos now) {
     OpCost& cost = out.report->cost;
     cost.rtprop = paths_.rtprop();
     cost.btlbw = port_.btlbw();
-    if (timeline_.on())
-      timeline_.note(now, Timeline::What::ended, Timeline::kNobody, static_cast<int64_t>(op.id));
+    timeline_.note(now, Timeline::What::ended, Timeline::kNobody, static_cast<int64_t>(op.id));
     emit(Event::Type::op_done, 0, std::move(*out.report));
   }
   out.clear();
@@ -67,8 +66,7 @@ Op& Endpoint::make_op(OpSpec spec, bool works, Nanos now) {
 void Endpoint::begin(Admission::Own own, Nanos now) {
   const uint64_t id = own.spec.op;
   ++ops_.lane(id).next;
-  if (timeline_.on())
-    timeline_.note(now, Timeline::What::begun, Timeline::kNobody, static_cast<int64_t>(id));
+  timeline_.note(now, Timeline::What::begun, Timeline::kNobody, static_cast<int64_t>(id));
   Op& op = make_op(std::move(own.spec), true, own.since);
   op.begin(paths_.longest_datagram(), now);
   act(op, now);

@@ -50,9 +50,8 @@ void Endpoint::receive(uint16_t source, std::span<const Datagram> datagrams, Nan
   if (packets == 0) return;
   if (timeline_.on()) timeline_.note(now, Timeline::What::read, source, arrival);
   end_run(*path, run, now);
-  port_.counters.packets_received += packets;
-  port_.counters.bytes_received += bytes;
-  path->counted.received(packets, bytes);
+  port_.counters.received.add(bytes, packets);
+  path->counted.received.add(bytes, packets);
   act(*path, now);
 }
 

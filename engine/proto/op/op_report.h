@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/counters.h"
 #include "proto/base/failure.h"
 #include "proto/base/time.h"
 #include "proto/base/zeroed.h"
@@ -12,18 +13,6 @@
 #include "proto/op/waits.h"
 
 namespace gradwire {
-
-// Traffic is what one endpoint has sent of an op.
-struct Traffic {
-  uint64_t bytes = 0;
-  uint64_t packets = 0;
-  uint64_t retransmissions = 0;
-
-  void add(size_t sent, uint64_t count = 1) {
-    packets += count;
-    bytes += sent;
-  }
-};
 
 // OpCost is what an op has cost at one endpoint.
 struct OpCost {

@@ -4,29 +4,19 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "proto/base/counters.h"
 #include "proto/base/time.h"
 
 namespace gradwire {
 
 // PathCounters count what has happened on a path since the endpoint was made.
 struct PathCounters {
-  uint64_t packets_sent = 0;  // all that goes, acknowledgements too
-  uint64_t bytes_sent = 0;
-  uint64_t packets_received = 0;
-  uint64_t bytes_received = 0;
-  uint64_t retransmissions = 0;  // chunks sent again
-  uint64_t declared_lost = 0;    // packets
+  Traffic sent;  // but for acknowledgements, pings and farewells
+  Traffic received;
+  uint64_t declared_lost = 0;  // packets
   Nanos waited = 0;        // in which ops that had started here waited for the peer to start them
   Nanos waited_until = 0;  // no time counts twice
 
-  void sent(uint32_t packets, uint64_t bytes) {
-    packets_sent += packets;
-    bytes_sent += bytes;
-  }
-  void received(uint64_t packets, uint64_t bytes) {
-    packets_received += packets;
-    bytes_received += bytes;
-  }
   // The peer starts an op that has waited for it since then.
   void waits_end(Nanos since, Nanos now) {
     waited += std::max<Nanos>(now - std::max(since, waited_until), 0);

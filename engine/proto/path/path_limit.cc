@@ -120,9 +120,8 @@ uint32_t PathLimit::next_shorter() {
   if (best_ != 0 && number % 2 == 1) return best_;
   std::array<uint32_t, kLengths.size()> between{};
   uint32_t count = 0;
-  for (const uint32_t each : kLengths)
-    if (const uint32_t length = without(tag_, each); length < longest_ && length > best_)
-      between[count++] = length;
+  for (uint32_t each = shorter(longest_, tag_); each > best_; each = shorter(each, tag_))
+    between[count++] = each;
   if (count == 0) return best_ != 0 ? best_ : longest_;
   return between[count - 1 - (best_ == 0 ? number : number / 2) % count];
 }

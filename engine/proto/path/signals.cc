@@ -200,9 +200,8 @@ void Path::sent(const Train& train, Nanos now) {
   limit.sent(train.segment_bytes, now, longest);
   if (train.ecn != kNotEct) ecn.sent.sent(train.count);
   port.sender.on_sent(train.total_bytes, now, train.count);
-  port.counters.packets_sent += train.count;
-  port.counters.bytes_sent += train.total_bytes;
-  counted.sent(train.count, train.total_bytes);
+  port.counters.sent.add(train.total_bytes, train.count);
+  counted.sent.add(train.total_bytes, train.count);
 }
 
 uint64_t Path::write_control(Nanos now, Train& train) {

@@ -120,8 +120,8 @@ uint32_t TrainWriter::write(Op& op, const Chunks& chunks, bool twin) {
   if (chunks.again || twin) {
     op.traffic.retransmissions += count;
     op.waits.resent[path_.peer] += count;
-    path_.port.counters.retransmissions += count;
-    path_.counted.retransmissions += count;
+    path_.port.counters.sent.retransmissions += count;
+    path_.counted.sent.retransmissions += count;
   }
   return packet.bytes;
 }
