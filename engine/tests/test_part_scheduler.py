@@ -30,7 +30,7 @@ def test_equal_backlogs_take_turns(peers: int) -> None:
     for to in range(peers):
         scheduler.set_destination(to, 10, 1)
     assert trains(scheduler, 2 * peers) == 2 * list(range(peers))
-    scheduler.start_at(2)
+    scheduler.went(1)
     assert trains(scheduler, 2) == [2, 3]
 
 
@@ -94,7 +94,7 @@ def test_the_choice_is_that_of_a_search_by_the_rules(
     scheduler = Scheduler(len(table))
     for to, (backlog, credit, probes, closed) in enumerate(table):
         scheduler.set_destination(to, backlog, credit, probes, closed)
-    scheduler.start_at(first)
+    scheduler.went((first - 1) % len(table))
     order = [(first + i) % len(table) for i in range(len(table))]
     wanting = [to for to in order if table[to][0] and not table[to][3]]
     probing = [to for to in wanting if table[to][2]]

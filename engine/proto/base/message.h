@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "proto/base/bitmap.h"
+#include "wire/packet.h"
 
 namespace gradwire {
 
@@ -31,11 +31,10 @@ class MessageReceiver {
   // be shorter.
   Result part(uint32_t index, std::span<const uint8_t> payload, uint32_t part_bytes,
               uint64_t most = kMaxMessage) {
-    if (payload.size() < kPartPrefix || done_)
-      return done_ ? Result::incomplete : Result::malformed;
-    uint32_t total;
-    std::memcpy(&total, payload.data(), sizeof total);
-    const auto body = payload.subspan(kPartPrefix);
+    if (done_) return Result::incomplete;
+    wire::Reader reader(payload);
+    const auto total = reader.get<uint32_t>();  // 0 where there is none
+    const auto body = reader.rest();
     if (total == 0 || total > most || (total_ && total != total_)) return Result::malformed;
     const uint64_t at = uint64_t{index} * part_bytes;
     if (at >= total || body.size() != std::min<uint64_t>(part_bytes, total - at))
@@ -64,8 +63,6 @@ class MessageReceiver {
  private:
   void join() {
     done_ = true;
-    bytes_ = std::move(parts_[0]);
-    parts_.erase(0);
     bytes_.reserve(total_);
     for (const auto& [index, part] : parts_) bytes_.insert(bytes_.end(), part.begin(), part.end());
     parts_.clear();
@@ -85,7 +82,7 @@ class Body {
   Body& put(T value) {
     const size_t at = bytes_.size();
     bytes_.resize(at + sizeof(T));
-    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+    wire::put(bytes_.data() + at, value);
     return *this;
   }
   Body& put_bytes(std::span<const uint8_t> bytes) {

@@ -23,7 +23,7 @@ Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
     else if (e != config.endpoint)  // the two exchange no packets, so the driver need not wait
       emit(Event::Type::connected, e);
   }
-  scheduler_.start_at(static_cast<uint16_t>(config.endpoint + 1));
+  scheduler_.went(config.endpoint);  // the first turn is the next one's
   catch_up();
 }
 

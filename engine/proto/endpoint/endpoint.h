@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <deque>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "proto/base/agenda.h"

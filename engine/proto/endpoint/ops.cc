@@ -98,7 +98,7 @@ void Endpoint::serve(Admission::Served served, Nanos now) {
 // Hands the packets of an op that came before it began.
 void Endpoint::replay(uint64_t id, Nanos now) {
   for (Path* path : paths_) {
-    const std::vector<Stash::Datagram> kept = path->release(id);
+    const std::vector<Stash::Datagram> kept = path->stash.take(id, port_.stashed, port_.memory);
     size_t told = 0;
     for (const std::span<const uint8_t> datagram : kept) {
       const wire::Header header = *wire::read_header(datagram);

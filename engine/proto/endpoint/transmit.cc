@@ -19,8 +19,9 @@ bool Endpoint::transmit(Nanos now, Train& train, bool urgent) {
   catch_up();
   if (!timeline_.on()) return any;
   if (any) {
+    const int64_t beside = int64_t{train.count} * (port_.config.tag_bytes + kOverhead);
     timeline_.note(now, train.of_op() ? Timeline::What::sent : Timeline::What::signal,
-                   train.destination, port_.wire_bytes_of(train));
+                   train.destination, train.total_bytes + beside);
   } else if (!urgent) {
     for (const Path* path : paths_)
       timeline_.stop(now,

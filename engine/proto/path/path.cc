@@ -1,7 +1,6 @@
 #include "proto/path/path.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "proto/base/overhead.h"
 
@@ -71,10 +70,6 @@ bool Path::keep(uint64_t op, std::span<const uint8_t> datagram) {
   const size_t most = server ? SIZE_MAX : most_early();
   lower_demand(most - std::min(most, stash.size()));
   return true;
-}
-
-std::vector<Stash::Datagram> Path::release(uint64_t op) {
-  return stash.take(op, port.stashed, port.memory);
 }
 
 void Path::announced(size_t packets, size_t kept) {

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -140,9 +139,8 @@ struct Path {
   bool is_new(uint64_t number, const wire::Header& header);
   // Keeps a packet of an op that has not started here; false when there is no room.
   bool keep(uint64_t op, std::span<const uint8_t> datagram);
-  // Takes the packets out that were kept of an op which starts now.
-  std::vector<Stash::Datagram> release(uint64_t op);
-  // Those packets have announced so many, themselves included: the others come now.
+  // The packets kept of an op that starts now have announced so many, themselves included: the
+  // others come now.
   void announced(size_t packets, size_t kept);
   // Run is new packets of one op and kind that were sent together, one after another, have arrived
   // together, and had the same fate.

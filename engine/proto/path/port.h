@@ -49,10 +49,6 @@ struct Port {
     if (sent > 0 && sender.window().room() <= kOwnRate) return sent;
     return std::max(sent, receiver.window().rate());
   }
-  // The bytes on the wire of a train.
-  int64_t wire_bytes_of(const Train& train) const {
-    return train.total_bytes + int64_t{train.count} * (config.tag_bytes + kOverhead);
-  }
   // The packets that a train holds.
   uint32_t longest_train() const {
     return static_cast<uint32_t>(std::min(

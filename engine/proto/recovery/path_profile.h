@@ -2,8 +2,6 @@
 // wire, each answer takes a round, and a window sent as one burst would overflow the queues.
 #pragma once
 
-#include <cstdint>
-
 #include "proto/base/time.h"
 
 namespace gradwire {

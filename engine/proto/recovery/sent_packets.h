@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "proto/base/bit_ring.h"

@@ -91,7 +91,6 @@ class Scheduler {
   }
   // A train has gone to this destination: the next turn is the next one's.
   void went(uint16_t to) { first_ = (to + size_t{1}) % table_.size(); }
-  void start_at(uint16_t to) { first_ = to % table_.size(); }
 
  private:
   struct Entry {

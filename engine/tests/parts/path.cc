@@ -178,7 +178,10 @@ void bind_ends(nb::module_& module) {
           },
           "op"_a, "datagram"_a)
       .def(
-          "release", [](PathEnd& self, uint64_t op) { return self.path.release(op).size(); },
+          "release",
+          [](PathEnd& self, uint64_t op) {
+            return self.path.stash.take(op, self.port.stashed, self.port.memory).size();
+          },
           "op"_a)
       .def("held", [](const PathEnd& self) { return self.port.memory.held(); })
       .def(

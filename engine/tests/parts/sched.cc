@@ -34,8 +34,7 @@ void bind_sched(nb::module_& module) {
             return self.choose(open, [&](uint16_t to) { return to < held.size() && held[to]; });
           },
           "open"_a = true, "held"_a = std::vector<bool>{})
-      .def("went", &Scheduler::went, "to"_a)
-      .def("start_at", &Scheduler::start_at, "to"_a);
+      .def("went", &Scheduler::went, "to"_a);
   scheduler.attr("NOWHERE") = Scheduler::kNowhere;
   scheduler.attr("NO_OP") = Scheduler::kNoOp;
 }
