@@ -6,7 +6,7 @@ import heapq
 import random
 
 import pytest
-from _parts import NEVER, EarlyChunks, PathEnd, failure_of_silence
+from _parts import NEVER, PathEnd, StartedOps, failure_of_silence
 
 from part_kit import MS, SECOND, US
 
@@ -149,16 +149,16 @@ def test_packets_of_ops_to_come_are_kept_while_memory_allows() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_early_chunks_leave_as_much_room_as_their_ops_still_take(seed: int) -> None:
     draw = random.Random(seed)
-    early, counts = EarlyChunks(), dict.fromkeys(range(4), 0)
+    started, counts = StartedOps(), dict.fromkeys(range(4), 0)
     for _ in range(500):
         op = draw.randrange(4)
         if draw.random() < 0.9:
-            early.add(op)
+            started.add_early(op)
             counts[op] += 1
         else:
-            early.forget(op)
+            started.forget_early(op)
             counts[op] = 0
-        assert early.room(100) == max(0, 100 - sum(counts.values())), f"seed {seed}"
+        assert started.early_room(100) == max(0, 100 - sum(counts.values())), f"seed {seed}"
 
 
 def test_an_op_is_early_until_the_peer_has_begun_it() -> None:

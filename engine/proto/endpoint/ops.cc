@@ -146,7 +146,7 @@ void Endpoint::abandon(Op& op, const Failure& why) {
 void Endpoint::leave(const Op& op) {
   for (Path* path : paths_) {
     changes_.end(*path, op);
-    path->started.early.forget(op.id);
+    path->started.forget_early(op.id);
   }
 }
 

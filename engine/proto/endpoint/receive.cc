@@ -182,7 +182,7 @@ void Endpoint::note_started(Path& path, uint64_t below) {
   for (auto& [id, op] : ops_.all()) {
     if (lane_of(id) != lane_of(below) || id < before || id >= below) continue;
     path.counted.waits_end(op->started, due_.clock);
-    path.started.early.forget(id);
+    path.started.forget_early(id);
     changes_.touch(path, *op);
   }
 }

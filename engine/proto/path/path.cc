@@ -143,7 +143,7 @@ bool Path::judge(const wire::Ack& ack, Nanos now) {
   if (marks && port.sender.marked(recovery.largest_acked_sent(), now)) ++port.counters.mark_cuts;
   if (recovery.refused(now)) {
     recovery.give_up_refused([this](uint64_t op) { return is_early(op); }, port.lost);
-    for (const Recovery::Lost& each : port.lost) started.early.refuse(each.packet.op);
+    for (const Recovery::Lost& each : port.lost) started.refuse(each.packet.op);
   }
   if (port.acked.bytes == 0) return false;
   recovery.detect_losses(now, port.lost);

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "proto/base/counters.h"
 #include "proto/base/failure.h"
 #include "proto/base/reassembly.h"
 #include "proto/base/timeline.h"
@@ -22,7 +23,6 @@
 #include "proto/path/control_frames.h"
 #include "proto/path/farewell.h"
 #include "proto/path/liveness.h"
-#include "proto/path/path_counters.h"
 #include "proto/path/path_limit.h"
 #include "proto/path/port.h"
 #include "proto/path/started_ops.h"
@@ -248,9 +248,9 @@ struct Path {
   // has arrived. A server has an op from the first OPEN on.
   bool is_early(uint64_t op) const { return port.config.servers == 0 && !started.contains(op); }
   // The peer has refused packets of this op, and has not started it since.
-  bool refuses(uint64_t op) const { return is_early(op) && started.early.refused(op); }
+  bool refuses(uint64_t op) const { return is_early(op) && started.refused(op); }
   uint64_t early_room() const {
-    return port.config.servers ? UINT64_MAX : started.early.room(most_early());
+    return port.config.servers ? UINT64_MAX : started.early_room(most_early());
   }
   // The packets of the next train at most. `window`: those that the window admits.
   uint32_t most_packets(bool probe, uint64_t window) const;

@@ -48,7 +48,7 @@ void TrainWriter::fill(Op& op) {
 // Counts chunks that go before the peer is known to have started their op.
 void TrainWriter::count_early(const Op& op, const Chunks& chunks) {
   if (chunks.kind != wire::Kind::push || chunks.again) return;
-  path_.started.early.add(op.id, chunks.ids.size());
+  path_.started.add_early(op.id, chunks.ids.size());
   early_ -= chunks.ids.size();
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "proto/path/control_frames.h"
-#include "proto/path/early_chunks.h"
 #include "proto/path/farewell.h"
 #include "proto/path/liveness.h"
 #include "proto/path/path_limit.h"
@@ -49,12 +48,6 @@ std::vector<uint64_t> numbers_of(std::vector<Recovery::Lost>& lost) {
 }
 
 void bind_ends(nb::module_& module) {
-  nb::class_<EarlyChunks>(module, "EarlyChunks")
-      .def(nb::init<>())
-      .def("room", &EarlyChunks::room, "most"_a)
-      .def("add", &EarlyChunks::add, "op"_a, "chunks"_a = 1)
-      .def("forget", &EarlyChunks::forget, "op"_a);
-
   module.def(
       "failure_of_silence",
       [](const std::vector<std::tuple<uint16_t, Nanos, bool>>& peers, uint16_t workers,
@@ -275,7 +268,10 @@ void bind_path(nb::module_& module) {
       .def(nb::init<>())
       .def("contains", &StartedOps::contains, "op"_a)
       .def("next_of", &StartedOps::next_of, "id"_a)
-      .def("note_next", &StartedOps::note_next, "id"_a);
+      .def("note_next", &StartedOps::note_next, "id"_a)
+      .def("early_room", &StartedOps::early_room, "most"_a)
+      .def("add_early", &StartedOps::add_early, "op"_a, "chunks"_a = 1)
+      .def("forget_early", &StartedOps::forget_early, "op"_a);
 
   nb::class_<PathLimit>(module, "PathLimit")
       .def(nb::init<uint32_t>(), "agreed"_a)
