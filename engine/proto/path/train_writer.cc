@@ -1,6 +1,7 @@
 #include "proto/path/train_writer.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace gradwire {
 
@@ -100,16 +101,19 @@ uint32_t TrainWriter::write(Op& op, const Chunks& chunks, bool twin) {
     train_.segment_bytes = packet.bytes;
     train_.ecn = packet.ect ? kEct0 : kNotEct;
   }
-  wire::Header header = path_.header_of(packet, 0, 0, now_);
+  const wire::Header header = path_.header_of(packet, 0, 0, now_);
   for (const uint32_t chunk : chunks.ids) {
     if (left_ && !twin) --left_;
     const bool out = left_ && (packet.number >= path_.allowed.credit || by_share_);
-    header.packet_number = static_cast<uint32_t>(packet.number++);
-    header.chunk = chunk;
-    header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left_, UINT16_MAX));
-    header.flags = chunks.flags | (out ? wire::kOutOfCredit : 0);
     uint8_t* at = train_.next_header();
     wire::write_header(at, header);
+    // In place: a copy of fields that were just written waits for all writes before it.
+    wire::put(at + offsetof(wire::Header, packet_number), static_cast<uint32_t>(packet.number++));
+    wire::put(at + offsetof(wire::Header, chunk), chunk);
+    wire::put(at + offsetof(wire::Header, backlog),
+              static_cast<uint16_t>(std::min<uint64_t>(left_, UINT16_MAX)));
+    wire::put(at + offsetof(wire::Header, flags),
+              static_cast<uint16_t>(chunks.flags | (out ? wire::kOutOfCredit : 0)));
     uint8_t* const memory = memory_.data() + train_.total_bytes;
     train_.spans[2 * train_.count] = {at, wire::kHeaderBytes};
     train_.spans[2 * train_.count + 1] = {op.payload(chunks.kind, chunk, memory), payload_bytes};
