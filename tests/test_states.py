@@ -126,7 +126,7 @@ def test_however_a_state_was_changed_it_is_loaded_or_refused(policy: str, data: 
             inner = inner[key]
         match data.draw(st.sampled_from(["value", "gone", "key"])):
             case "value":
-                inner[path[-1]] = data.draw(VALUES)
+                inner[path[-1]] = copy.deepcopy(data.draw(VALUES))  # later ones change it
             case "gone":
                 del inner[path[-1]]
             case "key" if isinstance(inner, dict):

@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (12, "953065ac11b1a730")
+FORMATS = (12, "dee4123e4cd54c72")
 """The version, and the fingerprint of the formats that it stands for."""
 
 

@@ -52,7 +52,7 @@ uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
   uint64_t scratch = 0;
   if (plan.exact()) of_chunk += 6;
   if (!plan.format.plain())
-    scratch = 2 * codec::f32_bytes(each) + plan.format.bytes(static_cast<uint32_t>(each));
+    scratch = codec::f32_bytes(each) + plan.format.bytes(static_cast<uint32_t>(each));
   uint64_t results = 0;
   if (!format.plain()) {
     of_chunk += 8;
