@@ -763,8 +763,8 @@ BREAKS = (
         11,
         "the queue that is aimed at is longer than the port's",
         PROTO + "congestion/delay_window.cc",
-        "target_(bounds.target),",
-        "target_(8 * bounds.target),",
+        "static_cast<Nanos>(share * static_cast<double>(bounds_.target));",
+        "static_cast<Nanos>(8 * share * static_cast<double>(bounds_.target));",
         SIM + "network.py",
     ),
     Break(
@@ -899,8 +899,8 @@ BREAKS = (
         0,
         "the circuit breaker never breaks",
         PROTO + "congestion/circuit_breaker.h",
-        "return factor_;",
-        "return 1.0;",
+        "    factor_ *= kHalf;\n",
+        "",
         SIM + "sharing.py",
     ),
     Break(
