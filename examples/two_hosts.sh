@@ -15,6 +15,7 @@ case ${1:?a command is missing} in
     rm "$hosts"
     unshare --net --uts "$0" --beta "$@" &
     until [ "$(readlink /proc/$!/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.1; done
+    exec 3<"/proc/$!/ns/net"  # keeps the cable while alpha's command runs, whatever becomes of beta
     ip link add eth0 type veth peer name eth0 netns $!
     host=alpha address=10.77.0.1/24 ;;
   --beta)
