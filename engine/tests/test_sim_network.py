@@ -1,6 +1,7 @@
 """Queues, incast and foreign traffic: what the congestion control and the credit are for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
@@ -251,6 +252,25 @@ def test_a_slow_policer_on_a_long_path_stays_known() -> None:
             dropped += sign * own_drops(fabric)
             sent += sign * sum(fabric.counters(rank)["packets_sent"] for rank in range(2))
     assert dropped < 0.12 * sent
+
+
+def test_a_policer_that_comes_with_time_is_not_flooded_for_long() -> None:
+    """The rate is known to be ten times as high, and a receiver measures no more loss than 95 %."""
+    ranks, link = 3, Link(delay=2.5e-3)
+    fabric = Fabric(ranks, link=link, seed=1, **HOSTS)
+    rounds(fabric, 250_000, 6, link)
+    for rank in range(ranks):
+        policed = replace(link, police_rate=12.5e6, police_burst=64 << 10)
+        fabric.set_link(rank, "up", policed)
+    came, first, counts = fabric.now, 6, []
+    while fabric.now < came + 20:
+        rounds(fabric, 250_000, 4, link, first=first)
+        first += 4
+        sent = sum(fabric.counters(rank)["packets_sent"] for rank in range(ranks))
+        counts.append((fabric.now - came, own_drops(fabric), sent))
+    late = [count for count in counts if count[0] > 12]
+    dropped, sent = (late[-1][i] - late[0][i] for i in (1, 2))
+    assert dropped < 0.2 * sent
 
 
 def test_losses_that_come_in_runs() -> None:

@@ -1,17 +1,18 @@
-// CircuitBreaker lowers the sending rate while most packets stay lost (RFC 8084). The sender calls
-// sent() and lost() for each packet and tick() from its timer; factor() scales its usual rate and
-// window.
+// CircuitBreaker finds out whether a sender floods a path that loses most packets (RFC 8084). The
+// sender calls sent() and lost() for each packet, arrived() for what ACKs report, and tick() from
+// its timer; factor() and most() bound what it sends.
 //
 // It trips when more than half of the packets have been lost for kPatience seconds in a row; bursts
-// are shorter than that. It halves the rate again as long as that lowers the loss: of what a sender
-// alone causes, half the rate loses 2 L - 1 where the whole lost L, and half of that fall is
-// enough. A cut that does not help is undone, and the next attempt comes after twice the time. The
-// rate returns once most packets arrive.
+// are shorter than that. For a second half the rate goes. If as good as all arrives that arrived
+// before, the sender itself causes the loss. Shares of losses cannot tell, as the highest are not
+// measured. Otherwise other traffic causes it, so a lower rate of ours helps nobody, and the next
+// attempt comes after twice the time.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "proto/base/time.h"
 #include "proto/recovery/loss_meter.h"
@@ -28,72 +29,61 @@ class CircuitBreaker {
     told_ += told * static_cast<double>(bytes);
   }
   void lost() { ++lost_; }
+  void arrived(uint64_t bytes) { arrived_ += static_cast<double>(bytes); }
 
-  // Judges the last interval once it is over. Call it at least every few hundred milliseconds.
-  void tick(Nanos now) {
+  // Judges the last interval once it is over; true when it has shown that the sender floods the
+  // path. Call it at least every few hundred milliseconds.
+  bool tick(Nanos now) {
     if (start_ == 0) start_ = now;
-    if (now - start_ < kInterval) return;
+    if (now - start_ < kInterval) return false;
     start_ = now;
-    if (factor_ == 1.0) usual_ = bytes_ * 1e9 / kInterval;
     const double declared = static_cast<double>(lost_) / static_cast<double>(sent_);
     const double loss =
         static_cast<double>(sent_) < LossMeter::kFewest ? 0.0 : std::max(told_ / bytes_, declared);
+    const double sent = std::exchange(bytes_, 0);
+    const double arrived = std::exchange(arrived_, 0);
     sent_ = lost_ = 0;
-    bytes_ = told_ = 0;
-    if (loss <= kHalf) {
-      bad_ = tried_ = 0;
-      next_ = kPatience;
-      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ / kHalf);
-      return;
+    told_ = 0;
+    bad_ = loss > kHalf ? bad_ + 1 : 0;
+    if (bad_ == 0) next_ = kPatience;
+    if (std::exchange(trying_, false)) {
+      const bool floods = arrived > kStays * before_;
+      next_ = floods ? kPatience : 2 * bad_;
+      if (floods) bad_ = 0;
+      return floods;
     }
-    ++bad_;
-    if (tried_ == 0) {
-      if (bad_ >= next_) cut(loss);
-    } else if (loss < before_ - kHalf * (1.0 - before_)) {
-      cut(loss);
-    } else {
-      take_back();
-    }
+    trying_ = bad_ >= next_;
+    before_ = arrived;
+    most_ = kHalf * sent * 1e9 / kInterval;
+    return false;
   }
-  // The share of the usual rate and window that may be used, in (0, 1].
-  double factor() const { return factor_; }
-  // The most that may be sent, in bytes/s: that share of what was sent before the first cut, since
-  // a pace that is not reached would hide the cut.
-  double most() const {
-    return factor_ < 1 ? factor_ * usual_ : std::numeric_limits<double>::infinity();
-  }
+  // The share of the usual rate and window that may be used.
+  double factor() const { return trying_ ? kHalf : 1; }
+  // The most that may be sent, in bytes/s: half of what was sent before, since a pace that is not
+  // reached would hide the cut.
+  double most() const { return trying_ ? most_ : std::numeric_limits<double>::infinity(); }
 
  private:
-  void cut(double loss) {
-    factor_ *= kHalf;
-    before_ = loss;
-    tried_ = bad_;
-  }
-  // Undoes a cut after which as much was lost as before: other traffic causes the loss, so a lower
-  // rate of ours helps nobody.
-  void take_back() {
-    factor_ = std::min(1.0, factor_ / kHalf);
-    tried_ = 0;
-    next_ = 2 * bad_;
-  }
-
   // The loss of one interval decides; long enough for a rate to be judged by.
   static constexpr Nanos kInterval = 1 * kSecond;
-  // The intervals of heavy loss in a row before the first cut: longer than any burst.
+  // The intervals of heavy loss in a row before the first attempt: longer than any burst.
   static constexpr uint32_t kPatience = 5;
-  // The share of lost packets above which an interval counts as bad, and what a cut leaves.
+  // The share of lost packets above which an interval counts as bad, and of the rate that is tried.
   static constexpr double kHalf = 0.5;
+  // The share of what arrived before that arrives of half the rate where the sender floods the
+  // path: the middle between half of it, where a path loses whatever is sent, and all.
+  static constexpr double kStays = (1.0 + kHalf) / 2;
   Nanos start_ = 0;
   uint64_t sent_ = 0;
   uint64_t lost_ = 0;
   double bytes_ = 0;           // of the packets sent in this interval
   double told_ = 0;            // the peers' reported loss, weighted by bytes
+  double arrived_ = 0;         // bytes
   uint32_t bad_ = 0;           // bad intervals in a row
-  uint32_t tried_ = 0;         // bad_ at the cut that is being judged; 0: none is
-  uint32_t next_ = kPatience;  // bad_ at which the next first cut comes
-  double before_ = 0;          // the loss at the last cut
-  double factor_ = 1.0;
-  double usual_ = 0;  // bytes/s, before the first cut
+  uint32_t next_ = kPatience;  // bad_ at which the next attempt begins
+  bool trying_ = false;        // half the rate goes
+  double before_ = 0;          // bytes that arrived in the interval before the attempt
+  double most_ = 0;            // bytes/s
 };
 
 }  // namespace gradwire

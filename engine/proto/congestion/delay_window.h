@@ -73,6 +73,8 @@ class DelayWindow {
   void marked();
   // Bytes were sent under this window.
   void sent(uint64_t bytes) { meter_.sent(bytes); }
+  // So large a share of the packets is lost because too many are sent.
+  void floods(double loss, Nanos now) { law_.floods(loss, stretch_.use(), now); }
   // Packets are missing that were sent under this window.
   void lost() { lost_ = true; }
   // The window limits transmission; without that it does not grow.

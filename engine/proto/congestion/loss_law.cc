@@ -125,9 +125,7 @@ void LossLaw::end_trial(bool others, bool stands, Nanos now) {
   settling_ = true;
   room_ = saved_;
   if (own) {
-    own_until_ = now + kOwn;
-    of_path_ = 0;
-    cut(before_);
+    take_for_own(before_, now);
   } else if (!others) {
     if (shows) {
       own_until_ = 0;
@@ -137,6 +135,21 @@ void LossLaw::end_trial(bool others, bool stands, Nanos now) {
     wait(now);
   }
   begin(now);
+}
+
+void LossLaw::floods(double loss, double use, Nanos now) {
+  if (trying_) room_ = saved_;
+  trying_ = false;
+  settling_ = true;
+  left_ = use;
+  take_for_own(loss, now);
+  begin(now);
+}
+
+void LossLaw::take_for_own(double loss, Nanos now) {
+  own_until_ = now + kOwn;
+  of_path_ = 0;
+  cut(loss);
 }
 
 // Takes the more room the more is lost. What is left is no more than `most`, unless that is less

@@ -49,11 +49,14 @@ class LossLaw {
   }
   // The share of BtlBw that may be sent: a trial sends as much as has arrived.
   double pace() const { return trying_ ? arrived_ : 1.0; }
-  // The share of BtlBw that such a trial has left of it; 1 after it was asked for.
+  // The share of BtlBw that is left once losses were own; 1 after it was asked for.
   double left() { return std::exchange(left_, 1.0); }
   // The share of packets that the path loses whatever is sent; 0 where none is known.
   double of_path() const { return of_path_; }
 
+  // Losses of such a share have shown to be this end's own otherwise than by a trial. `use`: the
+  // share of BtlBw that arrives.
+  void floods(double loss, double use, Nanos now);
   // A switch has marked packets: its queue is shorter than the target.
   void marked() { cut(0); }
   // Counts packets. `queue`: how long packets queued, in nanoseconds, when some were lost.
@@ -83,6 +86,7 @@ class LossLaw {
   void act(const Port& port, double loss, bool stands, Nanos now);
   void start_trial(const Port& port, double loss);
   void end_trial(bool others, bool stands, Nanos now);
+  void take_for_own(double loss, Nanos now);
   void cut(double loss, double most = 1);
   void bear(double loss);
   void regain(Nanos now);

@@ -46,6 +46,7 @@ void SendController::on_sent(uint64_t bytes, Nanos now, uint32_t packets) {
 // short (or competes). The send window must not shrink for it a second time.
 void SendController::on_ack(const Report& report, const std::function<double()>& windows,
                             Nanos now) {
+  breaker_.arrived(report.bytes);
   const double arrived = static_cast<double>(report.bytes) / wire_bytes_;
   const double reported = arrived * report.loss / (1.0 - std::min(report.loss, LossMeter::kMost));
   loss_.add(reported, arrived, now);

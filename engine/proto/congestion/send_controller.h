@@ -1,6 +1,6 @@
 // SendController bounds what one endpoint sends to all its peers: a window of bytes in flight, a
-// pace, and the length of trains. DelayWindow finds the window; CircuitBreaker scales window and
-// pace down while most packets stay lost.
+// pace, and the length of trains. DelayWindow finds the window; CircuitBreaker finds out floods
+// while most packets stay lost.
 //
 // Feed it on_sent(), on_left() and on_lost() for packets, on_ack() for what ACKs report, marked()
 // for ECN. Before each train ask pace(), room() and wait(); after it call train_sent().
@@ -36,7 +36,7 @@ class SendController {
         told_(paths, 1.0) {}
 
   const DelayWindow& window() const { return window_; }
-  // Packets are lost so often that the circuit breaker has tripped.
+  // Packets are lost so often that the circuit breaker has tripped: half the rate is tried.
   bool throttled() const { return breaker_.factor() < 1; }
 
   // ---- packets
@@ -70,7 +70,9 @@ class SendController {
   // There is one congestion event a round: marks on packets sent before the window shrank do not
   // concern its present size (RFC 9002 §7.3.2 and appendix B.6).
   bool marked(Nanos sent, Nanos now);
-  void on_timer(Nanos now) { breaker_.tick(now); }
+  void on_timer(Nanos now) {
+    if (breaker_.tick(now)) window_.floods(loss_.share(now), now);
+  }
 
   // ---- trains
   // LongPaths is what is known of the long paths that have a backlog.

@@ -39,6 +39,7 @@ void bind_congestion(nb::module_& module) {
       .def("pace", &LossLaw::pace)
       .def("left", &LossLaw::left)
       .def("of_path", &LossLaw::of_path)
+      .def("floods", &LossLaw::floods, "loss"_a, "use"_a, "now"_a)
       .def("marked", &LossLaw::marked)
       .def("count", &LossLaw::count, "lost"_a, "arrived"_a, "queue"_a)
       .def("queued", &LossLaw::queued, "delay"_a)
@@ -83,8 +84,10 @@ void bind_congestion(nb::module_& module) {
       .def(nb::init<>())
       .def("sent", &CircuitBreaker::sent, "bytes"_a, "told"_a, "packets"_a = 1)
       .def("lost", &CircuitBreaker::lost)
+      .def("arrived", &CircuitBreaker::arrived, "bytes"_a)
       .def("tick", &CircuitBreaker::tick, "now"_a)
-      .def("factor", &CircuitBreaker::factor);
+      .def("factor", &CircuitBreaker::factor)
+      .def("most", &CircuitBreaker::most);
   nb::class_<EcnSeen>(module, "EcnSeen")
       .def(nb::init<>())
       .def_ro("ect0", &EcnSeen::ect0)
