@@ -402,20 +402,19 @@ def test_the_late_ack_of_a_probed_packet_is_known_after_thousands_of_others() ->
 
 
 @pytest.mark.parametrize(
-    ("heard", "throttled", "probes"),
+    ("heard", "probes"),
     [
-        (30 * MS, False, 2),  # the answer to the last time-out is not due by then
-        (50 * MS, False, 24),
-        (50 * MS, True, 2),  # the circuit breaker has tripped
+        (30 * MS, 2),  # the answer to the last time-out is not due by then
+        (50 * MS, 24),
     ],
 )
 def test_a_peer_that_sends_but_acknowledges_nothing_gets_a_rounds_first_window(
-    heard: int, throttled: bool, probes: int
+    heard: int, probes: int
 ) -> None:
     recovery = sending(40)
-    assert recovery.on_timeout(heard, INITIAL, throttled=throttled)[0]
+    assert recovery.on_timeout(heard, INITIAL)[0]
     assert recovery.probes() == 2
-    due, again = recovery.on_timeout(heard, 3 * INITIAL, throttled=throttled)
+    due, again = recovery.on_timeout(heard, 3 * INITIAL)
     assert (due, len(again), recovery.probes()) == (True, probes, probes)
 
 

@@ -247,8 +247,7 @@ void Path::check(Nanos now) {
 // Chunks that wait matter only where a packet does not recover by itself.
 bool Path::check_probes(uint64_t backlog, Nanos now) {
   const bool more = recovery.waiting() && backlog > 0;
-  if (!recovery.on_timeout(life.last_heard, more, port.sender.throttled(), now, port.lost))
-    return false;
+  if (!recovery.on_timeout(life.last_heard, more, now, port.lost)) return false;
   ++port.counters.probes;
   if (life.connected) ecn.sent.timed_out(recovery.timeouts());
   return true;

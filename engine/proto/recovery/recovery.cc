@@ -130,8 +130,7 @@ Nanos Recovery::next_timeout(Nanos heard, Nanos now) const {
 
 // The oldest packets go again, or new ones beyond the credit, since the ACK that extends it may be
 // lost.
-bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
-                          std::vector<Lost>& lost) {
+bool Recovery::on_timeout(Nanos heard, bool more, Nanos now, std::vector<Lost>& lost) {
   if (!waiting()) {
     timeouts_ = 0;
     return false;
@@ -141,12 +140,11 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   const Nanos answer_due = timer_base_ + rtt.round();
   timer_base_ = now;
   // On a long path a time-out sends a round's first window. It does so on a short path too when
-  // packets of the peer arrive but no ACKs, unless the circuit breaker has tripped: then the path
-  // most likely loses, or the peer is late. When the peer has no room nothing was lost, so little
-  // is sent.
+  // packets of the peer arrive but no ACKs: then the path most likely loses. When the peer has no
+  // room nothing was lost, so little is sent.
   const bool full = refused_ >= sent_.lowest();
   const bool talks = timeouts_ > 1 && heard > answer_due;
-  const bool worth_trying = !full && (rtt.profile().probes_window || (talks && !throttled));
+  const bool worth_trying = !full && (rtt.profile().probes_window || talks);
   probes_ = worth_trying ? kFirstWindow : kFewProbes;
   uint32_t again = 0;
   for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; n = sent_.after(n)) {

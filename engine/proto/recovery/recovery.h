@@ -95,8 +95,8 @@ class Recovery {
   // The time of the next probe time-out. `heard`: the time of the last packet from the peer.
   Nanos next_timeout(Nanos heard, Nanos now) const;
   // Handles the time-out; false when none is due. `more`: the caller has new packets, which go in
-  // place of old ones that need no recovery. `throttled`: the circuit breaker has tripped.
-  bool on_timeout(Nanos heard, bool more, bool throttled, Nanos now, std::vector<Lost>& lost);
+  // place of old ones that need no recovery.
+  bool on_timeout(Nanos heard, bool more, Nanos now, std::vector<Lost>& lost);
   uint32_t timeouts() const { return timeouts_; }
   // Nothing that was sent is acknowledged, and none of it was refused: what went again was lost,
   // too.

@@ -183,12 +183,12 @@ void bind_recovery(nb::module_& module) {
       .def("next_timeout", &Recovery::next_timeout, "heard"_a, "now"_a)
       .def(
           "on_timeout",
-          [](Recovery& self, Nanos heard, Nanos now, bool more, bool throttled) {
+          [](Recovery& self, Nanos heard, Nanos now, bool more) {
             std::vector<Recovery::Lost> lost;
-            const bool due = self.on_timeout(heard, more, throttled, now, lost);
+            const bool due = self.on_timeout(heard, more, now, lost);
             return std::tuple(due, numbers(lost));
           },
-          "heard"_a, "now"_a, nb::kw_only(), "more"_a = false, "throttled"_a = false)
+          "heard"_a, "now"_a, nb::kw_only(), "more"_a = false)
       .def("timeouts", &Recovery::timeouts)
       .def("probes", &Recovery::probes)
       .def("end_probes", &Recovery::end_probes)
