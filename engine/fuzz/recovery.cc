@@ -86,7 +86,7 @@ class Case {
     if (due > now_) return;
     const bool any = recovery_.in_flight() > 0;
     const bool more = input_.flip();
-    expect(recovery_.on_timeout(heard_, more, input_.flip(), now_, lost_), "a time-out is taken");
+    expect(recovery_.on_timeout(heard_, more, now_, lost_), "a time-out is taken");
     expect(recovery_.probes() > 0, "a time-out sends something");
     if (any) expect(!lost_.empty(), "a time-out sends what is in flight");
     leave();
