@@ -13,9 +13,9 @@ namespace {
 
 // The longest step of time: a host that was suspended.
 constexpr Nanos kLongestStep = 600 * kSecond;
-// The longest time-out to a peer that is heard, and to a silent one, which pings find again.
-constexpr Nanos kLongestWait = 15 * kSecond;
-constexpr Nanos kSilentWait = 128 * kLongestWait;
+// The longest first time-out, and how many of it the longest later one lasts.
+constexpr Nanos kLongestFirst = 8 * kSecond;
+constexpr Nanos kMostOfFirst = 16;
 
 class Case {
  public:
@@ -81,8 +81,9 @@ class Case {
     leave();
     if (!recovery_.waiting()) return;
     const Nanos due = recovery_.next_timeout(heard_, now_);
-    const Nanos most = now_ - heard_ < kHeardOf ? kLongestWait : kSilentWait;
-    expect(due <= now_ + most, "what waits goes on in time");
+    const Nanos first = recovery_.rtt.probe_timeout();
+    expect(first <= kLongestFirst, "a first time-out is short");
+    expect(due <= now_ + kMostOfFirst * first, "what waits goes on in time");
     if (due > now_) return;
     const bool any = recovery_.in_flight() > 0;
     const bool more = input_.flip();
