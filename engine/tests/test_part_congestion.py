@@ -256,6 +256,14 @@ def test_an_attempt_that_hardly_helps_shows_nothing_and_the_next_comes_after_twi
     assert tries == [4, 11, 25, 53, 109]
 
 
+@pytest.mark.parametrize("loss", [0.7, 1.0])
+def test_loss_that_ends_in_an_attempt_was_no_flood(loss: float) -> None:
+    breaker = Breaker()
+    assert breaker.factors(*[loss] * 5)[-1] == 0.5
+    assert not breaker.second(0.0)
+    assert breaker.factors(*[loss] * 5) == [1, 1, 1, 1, 0.5]
+
+
 def test_an_attempt_is_judged_even_if_little_is_lost_in_it() -> None:
     breaker = Breaker(carried=48)
     assert breaker.factors(*[0.52] * 5)[-1] == 0.5

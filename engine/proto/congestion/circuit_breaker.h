@@ -3,10 +3,10 @@
 // its timer; factor() and most() bound what it sends.
 //
 // It trips when more than half of the packets have been lost for kPatience seconds in a row; bursts
-// are shorter than that. For a second half the rate goes. If as good as all arrives that arrived
-// before, the sender itself causes the loss. Shares of losses cannot tell, as the highest are not
-// measured. Otherwise other traffic causes it, so a lower rate of ours helps nobody, and the next
-// attempt comes after twice the time.
+// are shorter than that. For a second half the rate goes. If about as much arrives as before, the
+// sender itself causes the loss. Shares of losses cannot tell, as the highest are not measured. If
+// less arrives, other traffic causes it, so a lower rate of ours helps nobody; if more does, the
+// loss has ended. The next attempt comes after twice the time.
 #pragma once
 
 #include <algorithm>
@@ -47,9 +47,9 @@ class CircuitBreaker {
     bad_ = loss > kHalf ? bad_ + 1 : 0;
     if (bad_ == 0) next_ = kPatience;
     if (std::exchange(trying_, false)) {
-      const bool floods = arrived > kStays * before_;
-      next_ = floods ? kPatience : 2 * bad_;
+      const bool floods = arrived > kStays * before_ && kStays * arrived < before_;
       if (floods) bad_ = 0;
+      next_ = bad_ ? 2 * bad_ : kPatience;
       return floods;
     }
     trying_ = bad_ >= next_;
@@ -71,7 +71,7 @@ class CircuitBreaker {
   // The share of lost packets above which an interval counts as bad, and of the rate that is tried.
   static constexpr double kHalf = 0.5;
   // The share of what arrived before that arrives of half the rate where the sender floods the
-  // path: the middle between half of it, where a path loses whatever is sent, and all.
+  // path, at least: the middle between half, where a path loses whatever is sent, and all.
   static constexpr double kStays = (1.0 + kHalf) / 2;
   Nanos start_ = 0;
   uint64_t sent_ = 0;
