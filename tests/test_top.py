@@ -185,8 +185,8 @@ def test_rates_are_those_of_the_counters(two: Ranks, tmp_path: Path) -> None:
         assert later["workers"][rank]["sent"] < figure["sent"]  # nothing but pings since
     sent = figures["workers"][0]["sent"] * figures["over_s"]
     chunks = sum(each["bytes"] for each in reports(tmp_path, 0))
-    # Acknowledgements, too, and what tries the length of the path or goes again on a busy machine.
-    assert chunks < sent < 2.5 * chunks
+    # A report may be made before the last results have gone to others; packets go again, too.
+    assert chunks * (1 - 1e-9) <= sent < 2.5 * chunks
 
 
 def test_a_rank_that_others_wait_for_is_named(two: Ranks, tmp_path: Path) -> None:
