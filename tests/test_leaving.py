@@ -70,6 +70,39 @@ for rank in range(2):
 begun.wait()
 time.sleep(0.5)
 """
+THREADS = """
+import threading, time, torch
+from gradwire.transport.threads import CompletionPool, StartQueue, apart
+
+begun, values = threading.Event(), torch.zeros(1 << 20)
+
+def works(*_):
+    begun.set()
+    for _ in range(50):
+        values.add_(1)
+    return values
+
+{start}
+begun.wait()
+time.sleep(0.02)
+"""
+STARTS = "queue = StartQueue('starts')\nfor _ in range(1000): queue.submit(works)"
+APART = "for _ in range(8): apart(works)"
+HANDLES = "pool = CompletionPool(lambda: 1, works, 'pool', print)"
+POLLS = "pool = CompletionPool(works, id, 'pool', print)"
+
+
+@pytest.mark.parametrize(
+    "start", [STARTS, APART, HANDLES, POLLS], ids=["starts", "apart", "handles", "polls"]
+)
+def test_what_an_engines_users_run_on_threads_does_not_abort_the_end(start: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS.format(start=start)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("program", [STORE, OPENING], ids=["store", "opening"])
@@ -77,7 +110,7 @@ def test_a_daemon_thread_inside_of_a_store_or_an_engine_does_not_abort_the_end(
     program: str,
 ) -> None:
     """As the one that opens an engine again after on_failure="host" has gone over."""
-    for _ in range(5):
+    for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
         )

@@ -21,6 +21,7 @@ class _Threads:
         self.changed = threading.Condition()
         self.inside = 0
         self.ended = False
+        self.own = threading.local()
 
 
 _threads = _Threads()
@@ -31,17 +32,20 @@ def inside() -> Iterator[None]:
     """Guards a call into the C++ of torch or of the engine, where a daemon thread makes it.
 
     Once the interpreter ends such a thread stays here for good: nobody waits for what it would do.
+    A thread that is inside already goes on, so that it leaves.
     """
-    if not threading.current_thread().daemon:
+    threads = _threads
+    if not threading.current_thread().daemon or hasattr(threads.own, "inside"):
         yield
         return
-    threads = _threads
     with threads.changed:
         threads.changed.wait_for(lambda: not threads.ended)
         threads.inside += 1
+    threads.own.inside = True
     try:
         yield
     finally:
+        del threads.own.inside
         with threads.changed:
             threads.inside -= 1
             threads.changed.notify_all()

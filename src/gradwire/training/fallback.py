@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from gradwire.core.begin import begin
 from gradwire.core.errors import TransferError
+from gradwire.core.leaving import inside
 from gradwire.core.plan import TransferPlan
 from gradwire.core.settings import Settings
 from gradwire.transport.communicator import Communicator
@@ -230,7 +231,8 @@ class Watch(Agreement):
                     break
             if self._ended:
                 return
-            gone_over = self._agree()
+            with inside():
+                gone_over = self._agree()
         except Exception as error:  # such as a store that has ended
             fallback = self._fallback()
             if fallback is not None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gradwire.core.begin import begin
+from gradwire.core.leaving import inside
 
 log = logging.getLogger("gradwire")
 
@@ -116,7 +117,8 @@ class CompletionPool(Generic[T]):
         if item is None:
             return False
         try:
-            self._handle(item)
+            with inside():
+                self._handle(item)
         except Exception:  # an error of a callback must not end the pool
             log.exception("handling a transfer that has ended raised")
         with self._mutex:
@@ -130,7 +132,8 @@ class CompletionPool(Generic[T]):
         """Returns the next item, None when the pool ends; and why `poll` failed, once."""
         try:
             while not self._ended:
-                item = self._poll()
+                with inside():
+                    item = self._poll()
                 if item is not None or self._stopping:
                     return item, None
         except Exception as error:
@@ -201,7 +204,7 @@ def apart(work: Callable[[], None]) -> None:
     If the system has no thread left, it runs on the calling one.
     """
     try:
-        begin(work, "gradwire-apart")
+        begin(functools.partial(_inside, work), "gradwire-apart")
     except RuntimeError:
         log.warning("%s: no further thread can be started", "gradwire-apart", exc_info=True)
         work()
@@ -210,7 +213,12 @@ def apart(work: Callable[[], None]) -> None:
 def _run_in_order(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (work := waiting.get()) is not None:
         try:
-            work()
+            _inside(work)
         except Exception:  # an error must not keep the others from their turn
             log.exception("starting a transfer raised")
         del work  # the queue may stay empty for long, and this would keep the work's memory
+
+
+def _inside(work: Callable[[], None]) -> None:
+    with inside():
+        work()
