@@ -162,6 +162,18 @@ def test_configure_names_what_is_wrong(
 
 
 @pytest.mark.parametrize(
+    ("variable", "text"),
+    [("GRADWIRE_TIMEOUT", "-5"), ("GRADWIRE_P_LOW", "2"), ("GRADWIRE_POLICY", "dblpp")],
+)
+def test_an_error_names_the_variable_that_a_value_comes_from(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        configure(None, {}, {"GRADWIRE_POLICY": "dblp", variable: text})
+    with pytest.raises(ConfigError) as given:
+        configure("dblp", {"timeout": -5}, {"GRADWIRE_P_LOW": "0.1"})
+    assert "GRADWIRE" not in str(given.value)
+
+
+@pytest.mark.parametrize(
     ("policy", "options", "environment", "words"),
     [
         ("dblp", {"p_lo": 0.1}, {}, "unknown setting p_lo=0.1 (did you mean 'p_low'?)"),

@@ -9,7 +9,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from gradwire.core.checks import is_whole, plain
@@ -74,6 +74,26 @@ def from_environment(
         if text and not _links_service(variable, text):
             found[name] = _convert(variable, text, hint)
     return found
+
+
+@contextlib.contextmanager
+def naming_variables(read: Collection[str]) -> Iterator[None]:
+    """Names the variable in the ConfigError of a setting that was read from the environment.
+
+    Args:
+        read: The names of those that were.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if error.setting not in read:
+            raise
+        raise ConfigError(
+            f"{error} (from {PREFIX}{error.setting.upper()})",
+            setting=error.setting,
+            value=error.value,
+            allowed=error.allowed,
+        ) from None
 
 
 def service_links(environment: Mapping[str, str] | None = None) -> list[str]:

@@ -22,6 +22,7 @@ from gradwire.core.environment import (
     PORT,
     PREFIX,
     from_environment,
+    naming_variables,
     ports_of,
     read_exports,
     read_ports,
@@ -375,7 +376,8 @@ class Settings:
         read = from_environment(
             {name: hints[name] for name in known if name not in given}, environment
         )
-        return Settings(**{**read, **given})  # type: ignore[arg-type]
+        with naming_variables(read):
+            return Settings(**{**read, **given})  # type: ignore[arg-type]
 
 
 def setting_names() -> tuple[str, ...]:

@@ -146,15 +146,15 @@ def _settings(host: Host) -> list[Finding]:
 
     read(lambda: check_environment(all_names(), variables))
     host.settings = read(lambda: Settings.build(environment=variables)) or host.settings
-    name = name_in_environment(variables)
-    if name == OFF:
-        host.agreed = {"policy": OFF}
-        return findings
     try:
-        options = option_names(policy_class(name))
+        name = name_in_environment(variables)
     except ConfigError as error:  # whose options are set is not known then
         wrong(error)
         return findings
+    if name == OFF:
+        host.agreed = {"policy": OFF}
+        return findings
+    options = option_names(policy_class(name))
     policy = read(lambda: create_from_environment(name, {}, variables))
     if not findings:
         host.agreed = _agreed(policy, host.settings)

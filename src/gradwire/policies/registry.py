@@ -6,7 +6,7 @@ import os
 import typing
 from collections.abc import Iterable, Mapping
 
-from gradwire.core.environment import PREFIX, from_environment
+from gradwire.core.environment import PREFIX, from_environment, naming_variables
 from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.settings import Settings, setting_names
 from gradwire.policies.adaptive import Adaptive
@@ -131,8 +131,16 @@ def name_in_environment(environment: Mapping[str, str] | None = None) -> str:
 
     Args:
         environment: Environment variables; None for os.environ.
+
+    Raises:
+        ConfigError: There is no such policy.
     """
-    return str(from_environment({"policy": str}, environment).get("policy", DEFAULT))
+    read = from_environment({"policy": str}, environment)
+    name = str(read.get("policy", DEFAULT))
+    if name != OFF:
+        with naming_variables(read):
+            policy_class(name)
+    return name
 
 
 def create_from_environment(
@@ -154,7 +162,8 @@ def create_from_environment(
     hints = typing.get_type_hints(policy_class(name))
     unset = [option for option in option_names(policy_class(name)) if option not in given]
     read = from_environment({option: hints[option] for option in unset}, environment)
-    return create(name, **{**read, **given})
+    with naming_variables(read):
+        return create(name, **{**read, **given})
 
 
 def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object]:
