@@ -873,6 +873,14 @@ BREAKS = (
     ),
     Break(
         0,
+        "heavy losses beside a queue that stands are borne for a second",
+        PROTO + "congestion/loss_law.cc",
+        "(lasts || (stands && overflows(port)))",
+        "lasts",
+        "engine/tests/test_part_congestion.py",
+    ),
+    Break(
+        0,
         "a stretch grows beside a short buffer that is full",
         PROTO + "congestion/stretch.h",
         "} else if (limited && starves && !stands) {",

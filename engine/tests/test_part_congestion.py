@@ -821,6 +821,14 @@ def test_losses_beside_a_queue_that_stands_are_own(least: int, room: float) -> N
     assert network.law.of_path() == (0 if least == TARGET // 2 else pytest.approx(0.1))
 
 
+@pytest.mark.parametrize(("least", "own"), [(TARGET // 2, True), (0, False)])
+def test_heavy_loss_beside_a_queue_that_stands_is_own_at_once(least: int, own: bool) -> None:
+    network = Lossy(lambda _: 0.35, queue=TARGET // 2, least=least)
+    network.judge(3)
+    assert (network.law.room() < 1) is own
+    assert not network.law.of_path()
+
+
 def test_a_burst_begins_no_trial() -> None:
     network = Lossy(lambda _: 0.6)
     for _ in range(45):

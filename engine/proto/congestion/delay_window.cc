@@ -103,7 +103,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   // The buffers of a long path hold more than the queue aimed at, and each judgement takes rounds.
   // But a policer may stand before one, which takes most packets until it is known.
   if (!path.ramps || lossy_ || law_.loses(now) || law_.room() < 1)
-    law_.judge({round, bounds_.target, lossy_, stretch_.use()}, now);
+    law_.judge({round, bounds_.target, lossy_, stretch_.use(), !path.ramps}, now);
   if (const double left = law_.left(); left < 1) meter_.replace(left * meter_.bytes_per_second());
   if (const double known = meter_.bytes_per_second(); known > 0) {
     stretch_.delivered(bytes_sum_, now - epoch_start_);
