@@ -875,7 +875,7 @@ BREAKS = (
         0,
         "heavy losses beside a queue that stands are borne for a second",
         PROTO + "congestion/loss_law.cc",
-        "(lasts || (stands && overflows(port)))",
+        "(lasts || (stands && short_buffer(port)))",
         "lasts",
         "engine/tests/test_part_congestion.py",
     ),

@@ -55,7 +55,7 @@ void LossLaw::judge(const Port& port, Nanos now) {
   if (loss <= kBorne || (loss <= kOther * of_path_ + kBorne && now < again_)) {
     bear(loss);
     regain(now);
-  } else if (!others && (lasts || (stands && overflows(port)))) {
+  } else if (!others && (lasts || (stands && short_buffer(port)))) {
     if (lost_ < evidence_) return;
     act(port, loss, stands, now);
   }
@@ -71,8 +71,8 @@ bool LossLaw::outlasts_bursts(bool heavy, Nanos now) {
 // The queue in which packets were lost is shorter than the target, so it is this end that fills its
 // buffer. Under heavy loss of the path packets that go again make a queue as long as the target; on
 // a long path they make a short one.
-bool LossLaw::overflows(const Port& port) const {
-  return port.near && short_queue(static_cast<Nanos>(queue_), port.target);
+bool LossLaw::short_buffer(const Port& port) const {
+  return port.on_short_path && short_queue(static_cast<Nanos>(queue_), port.target);
 }
 
 // A burst that takes most packets has begun in the midst of a trial.

@@ -74,7 +74,7 @@ class LossLaw {
     Nanos target = 0;    // the delay aimed at where there is room for it
     bool lossy = false;  // the last packets were lost heavily
     double use = 1;      // the share of BtlBw that arrived of late
-    bool near = true;    // a short path
+    bool on_short_path = true;
   };
   // Judges what was counted once it is enough; call it after each round trip.
   void judge(const Port& port, Nanos now);
@@ -82,7 +82,7 @@ class LossLaw {
  private:
   bool enough(const Port& port, Nanos now) const;
   bool bursts(const Port& port) const;
-  bool overflows(const Port& port) const;
+  bool short_buffer(const Port& port) const;
   bool outlasts_bursts(bool heavy, Nanos now);
   void begin(Nanos now);
   void act(const Port& port, double loss, bool stands, Nanos now);

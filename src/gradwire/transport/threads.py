@@ -204,7 +204,7 @@ def apart(work: Callable[[], None]) -> None:
     If the system has no thread left, it runs on the calling one.
     """
     try:
-        begin(functools.partial(_inside, work), "gradwire-apart")
+        begin(inside()(work), "gradwire-apart")
     except RuntimeError:
         log.warning("%s: no further thread can be started", "gradwire-apart", exc_info=True)
         work()
@@ -213,12 +213,8 @@ def apart(work: Callable[[], None]) -> None:
 def _run_in_order(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (work := waiting.get()) is not None:
         try:
-            _inside(work)
+            with inside():
+                work()
         except Exception:  # an error must not keep the others from their turn
             log.exception("starting a transfer raised")
         del work  # the queue may stay empty for long, and this would keep the work's memory
-
-
-def _inside(work: Callable[[], None]) -> None:
-    with inside():
-        work()
