@@ -1298,6 +1298,14 @@ BREAKS = (
     ),
     Break(
         0,
+        "a path heard once hides the queue that many others fill",
+        PROTO + "congestion/queue_delay.h",
+        "if (!own.in_use && in_use_ == kLast) forget(ends_.due(ends_.earliest()));",
+        "",
+        SIM + "network.py",
+    ),
+    Break(
+        0,
         "clocks that run apart are taken for a queue",
         PROTO + "congestion/queue_delay.h",
         "const Nanos delay = drift_.corrected(last_, now);",

@@ -91,6 +91,14 @@ def test_a_port_has_the_smallest_delay_of_the_paths_in_use() -> None:
     assert port.add(0, 900 * US, WIRE, 17 * MS) == (1, 900 * US)  # path 1 is silent
 
 
+def test_a_path_heard_before_many_others_hides_no_queue() -> None:
+    port = PortDelay(17)
+    assert port.add(0, 0, WIRE, 10 * MS) == (1, 0)
+    for path in range(1, 16):
+        assert port.add(path, 900 * US, WIRE, 10 * MS + path) == (path + 1, 0)
+    assert port.add(16, 900 * US, WIRE, 11 * MS) == (16, 900 * US)
+
+
 def test_the_delay_of_a_path_moves_towards_new_samples() -> None:
     port = PortDelay(1)
     port.add(0, 0, WIRE, 10 * MS)
@@ -109,7 +117,10 @@ def test_a_port_is_what_a_look_at_all_its_paths_gives(paths: int) -> None:
     for _ in range(2_000):
         now += random.choice([0, 20 * US, 300 * US, 2 * MS])
         path, delay = random.randrange(paths), random.randrange(3 * MS)
-        fresh = {p for p, (_, last) in means.items() if now - last <= 5 * MS}
+        newest = sorted(means, key=lambda p: (-means[p][1], -p))[:16]
+        fresh = {p for p in newest if now - means[p][1] <= 5 * MS}
+        if len(fresh) == 16 and path not in fresh:
+            fresh.remove(newest[-1])
         mean, last = means.get(path, (0.0, -SECOND))
         full = now - last > 5 * MS
         weight = 1.0 if full else min(1.0, WIRE * max(1, len(fresh)) / (16 * 1514.0))

@@ -90,6 +90,17 @@ def test_all_to_all_on_a_quiet_network_loses_nothing(workers: int, network: Link
     assert own_drops(fabric) == 0
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_small_sums_of_many_ranks_overflow_no_queue(seed: int) -> None:
+    """Each pair exchanges few packets, so that most paths are heard once a sum."""
+    short = Link(rate=125e6, queue=256 << 10)
+    fabric = Fabric(32, link=short, seed=seed, **HOSTS)
+    times = rounds(fabric, 100_000, 8, short)
+    sent = sum(fabric.counters(host)["packets_sent"] for host in range(32))
+    assert median(times) < 1.6
+    assert own_drops(fabric) < 0.002 * sent
+
+
 @pytest.mark.parametrize(("network", "megabytes"), [(NETWORK_A, 10), (NETWORK_B, 2)])
 def test_a_quiet_exact_all_reduce_is_near_the_header_ideal(network: Link, megabytes: int) -> None:
     times = rounds(Fabric(4, link=network, **HOSTS), megabytes * 250_000, 5, network)

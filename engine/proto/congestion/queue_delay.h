@@ -141,7 +141,8 @@ class QueueDelay {
 };
 
 // PortDelay is the delay of the queue at this endpoint's port, which the paths in use share: the
-// smallest of their delays, each a moving mean over about a round.
+// smallest of their delays, each a moving mean over about a round. Of many paths the last ones
+// count, because a small sum takes each only once: the first finds no queue that the others fill.
 class PortDelay {
  public:
   explicit PortDelay(size_t paths) : paths_(paths), delays_(paths), ends_(paths) {}
@@ -154,8 +155,9 @@ class PortDelay {
   // Adds `bytes` of a path that have queued for `delay`, which is not negative. Each path samples a
   // part of the shared queue, so the more are in use, the faster each mean moves.
   Now add(size_t path, Nanos delay, uint64_t bytes, Nanos now) {
-    while (ends_.earliest() < now) forget(ends_.due(now - 1));
     Mean& own = paths_[path];
+    while (ends_.earliest() < now) forget(ends_.due(now - 1));
+    if (!own.in_use && in_use_ == kLast) forget(ends_.due(ends_.earliest()));
     const uint64_t in_use = std::max<uint64_t>(1, in_use_);
     const double weight = now - own.last > kFresh
                               ? 1.0
@@ -172,8 +174,9 @@ class PortDelay {
  private:
   // A mean older than this does not describe the present queue.
   static constexpr Nanos kFresh = kLongRtprop;
-  // Bytes that the mean covers.
-  static constexpr double kMemory = 16.0 * kFullPacket;
+  // Packets that a mean covers, and paths that count as being in use.
+  static constexpr uint64_t kLast = 16;
+  static constexpr double kMemory = kLast * kFullPacket;
   struct Mean {
     double delay = 0;
     Nanos last = 0;
