@@ -204,6 +204,27 @@ def test_small_sums_and_averages_are_right(three: Ranks) -> None:
     three.run(small)
 
 
+def whole_numbers(rank: int, world: int) -> None:
+    """Averages of whole numbers, which Gloo refuses, of several sizes and types."""
+    for kind in (torch.int64, torch.int32, torch.uint8):
+        for elements in (1, ELEMENTS):
+            given = torch.full((elements,), rank + 3, dtype=kind)
+            given[0] = rank
+            work = dist.all_reduce(given, op=dist.ReduceOp.AVG, async_op=True)
+            assert work.wait()
+            assert given[0] == 1
+            assert (given[1:] == 4).all()
+    below = torch.tensor([-rank, -1 if rank == 0 else 0])
+    dist.all_reduce(below, op=dist.ReduceOp.AVG)
+    assert below.tolist() == [-1, 0]
+    empty = torch.empty(0, dtype=torch.int64)
+    dist.all_reduce(empty, op=dist.ReduceOp.AVG)
+
+
+def test_averages_of_whole_numbers_are_rounded_towards_zero(three: Ranks) -> None:
+    three.run(whole_numbers)
+
+
 def never_the_sum(rank: int, world: int) -> list[str]:
     """Operations that are Gloo's, of a type that is Gloo's, by each call that has one."""
     refused = []

@@ -19,7 +19,9 @@ from gradwire.core.settings import Settings
 from gradwire.process_group.collectives import CARRIED, EngineCollectives, Request
 from gradwire.process_group.delegation import COLLECTIVES, delegate, outside_graphs
 from gradwire.process_group.signals import Signals
+from gradwire.process_group.work import EngineWork
 from gradwire.training.groups import Group
+from gradwire.transport.threads import apart
 
 OVER_GLOO = (
     *COLLECTIVES,
@@ -117,6 +119,8 @@ class GradwireGroup(dist.ProcessGroup):
         """
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         opts = _options(dist.AllreduceOptions, opts, timeout, op)
+        if opts.reduceOp == dist.ReduceOp.AVG and all(map(_is_whole, tensors)):
+            return self._average_whole(tensors, opts)
         if len(tensors) != 1 or not self._for_engine(tensors, tensors[0], opts.reduceOp):
             return self.inner.allreduce(tensors, opts)
         return self._start("all_reduce", tensors, tensors[0], (), opts)
@@ -223,6 +227,29 @@ class GradwireGroup(dist.ProcessGroup):
             )
         )
 
+    def _average_whole(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        """Averages whole numbers, rounded towards zero as NCCL does; Gloo cannot.
+
+        Frameworks that divide Gloo's sums themselves ask any other backend for the average.
+        """
+        sums = _options(dist.AllreduceOptions, dist.ReduceOp.SUM, opts.timeout, None)
+        summed = self.inner.allreduce(tensors, sums)
+        work = EngineWork(tensors, f"rank {self._group.job_rank}: all_reduce")
+
+        def divide() -> None:
+            try:
+                summed.wait()
+                with torch.inference_mode():
+                    for each in tensors:
+                        each.copy_(each.div(self._group.world_size, rounding_mode="trunc"))
+            except Exception as error:
+                work.finish(error)
+            else:
+                work.finish()
+
+        apart(divide)
+        return work
+
     def _check_operation(self, operation: Any) -> None:
         """Refuses a reduce-scatter in which Gloo would take the sum without an error."""
         right = torch.__version__ >= GLOO_REDUCES or operation == dist.ReduceOp.SUM
@@ -249,6 +276,12 @@ class GradwireGroup(dist.ProcessGroup):
         average = bool(opts.reduceOp == dist.ReduceOp.AVG)
         start = sum(shards[: self._group.rank])
         return self._engine.start(Request(name, inputs, output, shards, start, average, seconds))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has whole numbers; truth values are none."""
+    kind = tensor.dtype
+    return not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
 
 
 def _options(
