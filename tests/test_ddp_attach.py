@@ -155,6 +155,19 @@ def bare(rank: int, world: int) -> None:
         wrong(batch(rank, 0)).square().mean().backward()
 
 
+def names_another_module(rank: int, world: int) -> str | None:
+    ddp = wrap(model())
+    state = gradwire.HookState("dblp", model=model(), p_low={"0.*": 0.0, "*": 0.3})
+    ddp.register_comm_hook(state, gradwire.comm_hook)
+    with pytest.raises(gradwire.ConfigError, match=r"model=ddp\.module") as raised:
+        train(ddp, rank, range(1))
+    return raised.value.setting
+
+
+def test_a_bare_hook_that_names_another_module_is_refused(two: Ranks) -> None:
+    assert two.run(names_another_module) == ["model", "model"]
+
+
 def test_the_bare_hook_opens_when_first_used(two: Ranks) -> None:
     two.run(bare)
 

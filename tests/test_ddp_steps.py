@@ -415,6 +415,15 @@ def test_a_scaler_that_is_off_skips_nothing(two: Ranks) -> None:
     assert all(after != before for before, after in outcomes)  # it was applied
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("model", "net"), ("process_group", "world"), ("process_group", [0, 1])]
+)
+def test_what_is_no_model_or_group_is_refused(setting: str, value: object) -> None:
+    with pytest.raises(gradwire.ConfigError) as raised:
+        gradwire.HookState("reliable", **{setting: value})  # type: ignore[arg-type]
+    assert (raised.value.setting, raised.value.value) == (setting, value)
+
+
 def test_what_is_no_scaler_is_refused() -> None:
     with pytest.raises(
         gradwire.ConfigError, match=r"scaler=1024: a torch\.amp\.GradScaler, or None"

@@ -98,6 +98,7 @@ class ParameterNames:
     """
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self._model = None if model is None else type(model).__name__
         self._known: dict[int, tuple[torch.Tensor, str]] = {}  # keeps tensors, so ids stay valid
         self.trained: dict[str, int] | None = None
         if model is not None:
@@ -110,9 +111,21 @@ class ParameterNames:
         return id(parameter) in self._known
 
     def __call__(self, parameter: torch.Tensor) -> str:
-        """Returns the parameter's name: "p0", "p1", … for those that no model named."""
+        """Returns the parameter's name: "p0", "p1", … where no model names them.
+
+        Raises:
+            ConfigError: the model does not hold it.
+        """
         known = self._known.get(id(parameter))
         if known is None:
+            if self._model is not None:
+                raise ConfigError.about(
+                    f"model is a {self._model} that does not hold a parameter of shape "
+                    f"{tuple(parameter.shape)} whose gradient is averaged",
+                    "give the module inside DDP, as in HookState(model=ddp.module)",
+                    setting="model",
+                    value=self._model,
+                )
             known = (parameter, f"p{len(self._known)}")
             self._known[id(parameter)] = known
         return known[1]

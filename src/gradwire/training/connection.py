@@ -69,6 +69,13 @@ class Connection:
         optimizer: Given,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
+        for setting, given, kind in (
+            ("model", model, torch.nn.Module),
+            ("process_group", process_group, dist.ProcessGroup),
+        ):
+            if given is not None and not isinstance(given, kind):
+                allowed = f"allowed are None and objects of type {kind.__name__}"
+                raise ConfigError.of(setting, given, allowed)
         self.process_group = process_group
         self.active = True
         self.attached = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
@@ -98,4 +99,7 @@ def _advice(found: object) -> str:
     for package, name, advice in _ADVICE:
         if any(package in home and name == own for home, own in classes):
             return advice
-    return "wrap it first, as in model = DistributedDataParallel(model)"
+    advice = "wrap it first, as in model = DistributedDataParallel(model)"
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        return advice
+    return f"{advice}; this job has one process, for which frameworks wrap no module"
