@@ -189,7 +189,7 @@ def link_local(rank: int, world: int, name: str) -> str:
 WRONG = [
     *("=eth0", "^docker0,lo", "eth0,wide0", "eth", ["eth0", "wide0"]),  # lists and patterns
     *("dark0", "10.5.0.1", "203.0.113.7", "fe80::1%eth0", "fe80::1"),  # down, or elsewhere
-    *("0.0.0.0", "::", "224.0.0.1", "ff02::1", "10.0.0.255"),  # of several hosts
+    *("0.0.0.0", "::", "224.0.0.1", "ff02::1", "10.0.0.255", "127.255.255.255"),  # of several hosts
     "10.0.0.77",  # the kernel lets it be bound all the same
 ]
 

@@ -59,10 +59,8 @@ def calibrate(
         ConfigError: a setting is impossible, batches are too few, or no calibration step decreases
             the loss.
     """
-    eps, lr = _eps(eps), _lr(lr)
-    steps = _whole("steps", steps, 1)
+    eps, steps, lr, seed = checked(eps, steps, lr, seed)
     chunk_elements = _whole("chunk_elements", chunk_elements, 1)
-    seed = _whole("seed", seed, 0)
     check_subject(model, loss_fn, batches)
     few = list(itertools.islice(batches, steps))
     if len(few) < steps:
@@ -77,6 +75,11 @@ def calibrate(
     sizes = {name: p.numel() for name, p in trained.items()}
     settings = {"eps": eps, "steps": steps, "lr": lr, "chunk_elements": chunk_elements}
     return Calibration(Calibration.fingerprint(sizes), search.bounds, settings)
+
+
+def checked(eps: object, steps: object, lr: object, seed: object) -> tuple[float, int, float, int]:
+    """Returns settings of `calibrate` as numbers; raises ConfigError where one is impossible."""
+    return _eps(eps), _whole("steps", steps, 1), _lr(lr), _whole("seed", seed, 0)
 
 
 def _eps(eps: object) -> float:

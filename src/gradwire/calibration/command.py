@@ -35,13 +35,14 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print the bounds as JSON."),
 ) -> None:
     """Find how much loss each layer of a model bears, for policies "plot" and "adaptive"."""
-    from gradwire.calibration.calibrate import calibrate
+    from gradwire.calibration.calibrate import calibrate, checked
 
     folder = Path(out).resolve().parent
     if not folder.is_dir() or Path(out).is_dir():
         typer.echo(f"gradwire calibrate: --out {out}: a file in a folder that exists", err=True)
         raise typer.Exit(2)
     try:
+        checked(eps, steps, lr, seed)  # before the function, which may load for minutes
         model, loss_fn, batches = _parts(function, _load(function)())
         found = calibrate(model, loss_fn, batches, eps=eps, steps=steps, lr=lr, seed=seed)
     except ConfigError as error:

@@ -270,7 +270,8 @@ def _of_address(known: Sequence[_engine.Interface], interface: str) -> LocalAddr
     if owner is not None and not can_be_bound(wanted):
         raise _no_interface(interface, known, f"{owner.name} has it, but it cannot be bound now")
     alone = not (parsed.is_unspecified or parsed.is_multicast)
-    if alone and (owner is not None or _reaches_itself(wanted)):
+    listed = owner is not None and wanted in owner.addresses
+    if alone and (listed or _reaches_itself(wanted)):
         return _local(known, wanted)
     raise _no_interface(interface, known, NEITHER)
 
