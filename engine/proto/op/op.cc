@@ -131,7 +131,8 @@ bool Op::same_plan(uint16_t worker, std::span<const uint8_t> bytes) {
                   " elements), " + config_.name(config_.endpoint) + " has plan " + hex(hash_) +
                   " for step " + std::to_string(spec.step) + " (" +
                   std::to_string(spec.plan.elements) +
-                  " elements); all ranks must use the same policy, options and model",
+                  " elements); all ranks must have the same model, policy and options, and sum "
+                  "tensors of the same size",
               worker, Cause::plan});
     return false;
   }
