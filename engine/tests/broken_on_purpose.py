@@ -1300,8 +1300,8 @@ BREAKS = (
         0,
         "a path heard once hides the queue that many others fill",
         PROTO + "congestion/queue_delay.h",
-        "if (!own.in_use && in_use_ == kLast) forget(ends_.due(ends_.earliest()));",
-        "",
+        "ends_.earliest() < now || (!own.in_use && in_use_ == kLast)",
+        "ends_.earliest() < now",
         SIM + "network.py",
     ),
     Break(

@@ -141,8 +141,8 @@ class QueueDelay {
 };
 
 // PortDelay is the delay of the queue at this endpoint's port, which the paths in use share: the
-// smallest of their delays, each a moving mean over about a round. Of many paths the last ones
-// count, because a small sum takes each only once: the first finds no queue that the others fill.
+// smallest of their delays, each a moving mean over about a round. Of many paths only those heard
+// last count, because a small sum hears each path once, and the first ones find an empty queue.
 class PortDelay {
  public:
   explicit PortDelay(size_t paths) : paths_(paths), delays_(paths), ends_(paths) {}
@@ -156,8 +156,8 @@ class PortDelay {
   // part of the shared queue, so the more are in use, the faster each mean moves.
   Now add(size_t path, Nanos delay, uint64_t bytes, Nanos now) {
     Mean& own = paths_[path];
-    while (ends_.earliest() < now) forget(ends_.due(now - 1));
-    if (!own.in_use && in_use_ == kLast) forget(ends_.due(ends_.earliest()));
+    while (ends_.earliest() < now || (!own.in_use && in_use_ == kLast))
+      forget(ends_.due(ends_.earliest()));
     const uint64_t in_use = std::max<uint64_t>(1, in_use_);
     const double weight = now - own.last > kFresh
                               ? 1.0

@@ -102,4 +102,4 @@ def _advice(found: object) -> str:
     advice = "wrap it first, as in model = DistributedDataParallel(model)"
     if dist.is_initialized() and dist.get_world_size() > 1:
         return advice
-    return f"{advice}; this job has one process, for which frameworks wrap no module"
+    return f"{advice}; a framework wraps none where it finds one process"
